@@ -18,7 +18,7 @@ from countoff.core.counts.samples import strided_pass
 from countoff.core.plan import BatchPlan, LoaderFacts
 from countoff.core.ranks import INFERRED, RankMap
 from countoff.plan.issues import ConfigIssue, counted
-from countoff.plan.schedules import Schedule
+from countoff.plan.schedules import ConfiguredSchedule
 
 __all__ = ["Job", "JobError", "Origin", "RunPlan"]
 
@@ -113,7 +113,7 @@ class Job:
         expert_dims: The dims whose ranks share the experts, as far as the mesh has them.
         experts_must_divide: Whether the framework refuses, before anything else, experts that do not divide.
         learning_rate: The configured learning rate; None if unknown.
-        schedule: The learning-rate schedule; None if its curve is unknown.
+        schedule: The learning-rate schedule; None if its end is unknown.
         origins: Where each of these numbers comes from, by its name here.
         issues: What the reader of the configuration found wrong, or worth knowing.
         own_checks: What is checked for this framework alone: each returns issues of the run and of its ranks.
@@ -161,7 +161,7 @@ class Job:
     expert_dims: tuple[str, ...] = ("dp_shard", "cp", "tp")
     experts_must_divide: bool = False
     learning_rate: float | None = None
-    schedule: Schedule | None = None
+    schedule: ConfiguredSchedule | None = None
     origins: Mapping[str, Origin] = field(default_factory=dict[str, Origin])
     issues: tuple[ConfigIssue, ...] = ()
     own_checks: tuple[Callable[[Job, RankMap], Iterable[ConfigIssue]], ...] = ()

@@ -42,9 +42,10 @@ def test_a_flat_part_belongs_to_the_schedule() -> None:
     assert (ending.tick, ending.warmup_ticks, ending.falls_after) == (100, 10, 70)
 
 
-def test_a_warmup_that_is_longer_than_its_schedule_cuts_the_decay() -> None:
+def test_a_warmup_that_is_longer_than_its_schedule_is_finished() -> None:
     ending = decay(50, warmup=100)
-    assert (ending.kind, ending.tick, ending.warmup_ticks) == ("zero", 101, 100)
+    assert (ending.kind, ending.tick, ending.reached) == ("zero", 50, 100)
+    assert decay(100, warmup=50).reached == 100
 
 
 @given(st.floats(0.001, 0.999), st.integers(1, 50))

@@ -123,7 +123,7 @@ class Horizon:
     @property
     def end_step(self) -> int:
         """The optimizer step after which the schedule has ended."""
-        return self._step_of(self.ending.tick)
+        return self._step_of(self.ending.reached)
 
     @property
     def warmup_end_step(self) -> int:
@@ -170,7 +170,7 @@ def run_out(horizon: Horizon, run: RunLength, *, ticks: int, span: str, why: str
         True
     """
     ending = horizon.ending
-    if ending.kind not in ("zero", "vanished") or ending.rises or ticks < ending.tick:
+    if ending.kind not in ("zero", "vanished") or ending.rises or ticks < ending.reached:
         return None
     usual = _usual_epochs(ending.tick, run, horizon.pace)
     if usual is not None and ticks < usual * (run.steps_per_epoch or 0) * horizon.pace:
@@ -416,7 +416,7 @@ def _near(value: int, number: int, run: RunLength) -> bool:
 
 def _cuts_warmup(ending: Ending) -> bool:
     """Whether the rate falls to 0 where the warm-up would be over, because the schedule was made for fewer steps."""
-    return ending.kind == "zero" and ending.tick - ending.warmup_ticks == 1
+    return ending.kind == "zero" and ending.tick <= ending.warmup_ticks
 
 
 def _counts(made_for: int, number: int, run: RunLength) -> bool:

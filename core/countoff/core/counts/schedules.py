@@ -27,7 +27,8 @@ class Ending:
         kind: ``zero``: the rate reaches 0; ``vanished``: it falls below a millionth of its highest value;
             ``minimum``: it reaches its lowest value, above 0; ``error``: there is no rate any more; ``full``: its
             warm-up is over, and it does not fall at a known tick.
-        tick: The first tick at which that is so; of an error, the last tick with a rate.
+        tick: The first tick at which that is so; of an error, the last tick with a rate. Where the warm-up is longer,
+            the tick for which the schedule was made.
         rate: The rate there.
         peak: The highest rate until there.
         warmup_ticks: Ticks until the highest rate; 0 if the schedule begins with it.
@@ -44,6 +45,11 @@ class Ending:
     falls_after: int = 0
     rises: bool = False
     stepwise: bool = False
+
+    @property
+    def reached(self) -> int:
+        """The first tick at which the schedule has ended: frameworks finish a warm-up that is longer."""
+        return max(self.tick, self.warmup_ticks)
 
     def times(self, rate: float) -> Ending:
         """Returns the ending of the same schedule with its rates multiplied by one."""
@@ -70,7 +76,7 @@ def decay(
 
     Args:
         length: Ticks until the lowest rate, those of the warm-up included.
-        warmup: Ticks of its warm-up, at least 0. One that is longer than the schedule cuts the decay to one tick.
+        warmup: Ticks of its warm-up, at least 0. One that is as long as the schedule leaves nothing for the decay.
         flat: Ticks after the warm-up with the highest rate, at least 0.
         lowest: The lowest rate.
         peak: The highest rate.
@@ -86,8 +92,7 @@ def decay(
     first, rest = _count(warmup, minimum=0), _count(flat, minimum=0)
     if not 0 <= lowest < peak:
         raise ValueError(f"a rate of {peak} does not fall to {lowest}")
-    tick = max(_count(length), first + 1)
-    return Ending("minimum" if lowest else "zero", tick, lowest, peak, first, first + rest, rises)
+    return Ending("minimum" if lowest else "zero", _count(length), lowest, peak, first, first + rest, rises)
 
 
 def one_cycle(length: float, *, warmup: float) -> Ending:

@@ -19,7 +19,7 @@ from countoff.plan.fields import ConfigError, Fields, misspelt, near_miss
 from countoff.plan.formats import Format
 from countoff.plan.job import Job, Origin
 from countoff.plan.ramp import Ramp
-from countoff.plan.schedules import MegatronSchedule
+from countoff.plan.schedules import ConfiguredSchedule
 
 __all__ = ["FLAGS", "FORMAT", "read"]
 
@@ -28,7 +28,7 @@ FLAGS = (
     *("--micro-batch-size", "--global-batch-size", "--rampup-batch-size", "--step-batch-size-schedule"),
     *("--train-iters", "--train-samples", "--lr", "--min-lr", "--lr-decay-style", "--lr-decay-iters"),
     *("--lr-decay-samples", "--lr-warmup-iters", "--lr-warmup-samples", "--lr-warmup-fraction", "--lr-warmup-init"),
-    *("--lr-wsd-decay-iters", "--lr-wsd-decay-samples", "--lr-wsd-decay-style", "--tensor-model-parallel-size"),
+    *("--lr-wsd-decay-iters", "--lr-wsd-decay-samples", "--tensor-model-parallel-size"),
     *("--pipeline-model-parallel-size", "--context-parallel-size", "--expert-model-parallel-size"),
     *("--expert-tensor-parallel-size", "--seq-length", "--decrease-batch-size-if-needed"),
 )
@@ -38,7 +38,6 @@ _DEGREES = {
     "tp": "--tensor-model-parallel-size",
 }
 _STYLES = ("constant", "linear", "cosine", "inverse-square-root", "WSD")
-_WSD_STYLES = ("exponential", "linear", "cosine", "minus_sqrt")
 _SUFFIXES = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 # More steps than any ramp has.
 _LONGEST_RAMP = 1_000_000
@@ -239,7 +238,7 @@ def _experts(fields: Fields, tensor_parallel: int) -> int:
 
 def _schedule(
     fields: Fields, length: _Length, batch: int | None, ramp: tuple[int, int, int] | None
-) -> MegatronSchedule | None:
+) -> ConfiguredSchedule | None:
     """Returns the schedule; None if its decay or its warm-up is not known."""
     style = fields.choice("--lr-decay-style", _STYLES, "linear")
     rate = fields.number("learning_rate", "--lr", None)
@@ -254,7 +253,6 @@ def _schedule(
     warmup = fields.parse_count("warmup_steps", f"--lr-warmup-{unit}", 0, minimum=0)
     fraction = fields.number("", "--lr-warmup-fraction", None)
     wsd = fields.parse_count("", f"--lr-wsd-decay-{unit}", None)
-    curve = fields.choice("--lr-wsd-decay-style", _WSD_STYLES, "exponential")
     if style == "WSD" and wsd is None:
         fields.note("horizon", f"--lr-decay-style WSD needs --lr-wsd-decay-{unit}: Megatron-LM stops", "stops")
     if decay is None or rate is None:
@@ -270,20 +268,16 @@ def _schedule(
         _keep_written(fields, "warmup_steps", warmup or 0)
     if unit == "samples":
         _keep_written(fields, "horizon_steps", decay)
-    # Megatron-LM turns iterations into samples. Only this curve, without a warm-up, depends on that.
-    times = batch if unit == "iters" and style == "inverse-square-root" and batch is not None else 1
-    return MegatronSchedule(
-        cast("Any", style),
-        warmup=((warmup or 0) if fraction is None else fraction * decay) * times,
-        decay=decay * times,
-        min_factor=lowest / rate,
-        init_factor=first / rate,
-        units_per_step=per_step * times,
+    own = fields.has(f"--lr-decay-{unit}")
+    return ConfiguredSchedule(
+        warmup or 0 if fraction is None else fraction * decay,
+        warmup_part=None if own else fraction,
+        horizon=decay if own else None,
+        lowest=1.0 if style == "constant" else lowest / rate,
+        may_be_held=True,
+        linear_warmup=not first,
+        per_step=per_step,
         growth=tuple(_growing(ramp, per_step).pieces()) if ramp and unit == "samples" and not _too_long(ramp) else (),
-        own_decay=fields.has(f"--lr-decay-{unit}"),
-        warmup_fraction=fraction,
-        wsd_decay=(wsd or 0) * times,
-        wsd_style=cast("Any", curve),
     )
 
 

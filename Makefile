@@ -22,7 +22,7 @@ SUITES_FLAGS ?= accelerate
 LOAD_FLAGS ?=
 ZOO_FLAGS ?=
 
-EXTRAS_.venv := composer,lightning,accelerate,transformers,report,prometheus,notify,plan,demo
+EXTRAS_.venv := composer,lightning,accelerate,transformers,report,prometheus,notify,demo
 EXTRAS_.venv-latest := all,demo
 # Without Composer, of which only the newest is tried: for torch 2.4, it refuses torch's SGD.
 EXTRAS_.venv-oldest := all,demo
@@ -149,7 +149,7 @@ wheels: .venv-wheels/.installed ## what a release uploads, in dist/: built twice
 	.venv-wheels/bin/twine check --strict dist/*
 	@for python in $(PYTHONS); do $(call install_in,build/wheels/$$python) || exit; done
 
-wheels-extras: wheels ## that wheel with each of its extras alone, as a table; EXTRAS_FLAGS="--pythons 3.10 3.13 --only torch plan"
+wheels-extras: wheels ## that wheel with each of its extras alone, as a table; EXTRAS_FLAGS="--pythons 3.10 3.13 --only torch report"
 	.venv-wheels/bin/python -m tests.wheel_extras $(EXTRAS_FLAGS)
 
 sbom: wheels ## what the wheel needs and is tried with, as CycloneDX: build/countoff.cdx.json

@@ -54,9 +54,9 @@ What a command does, with examples:
     countoff plan --help
 """
 _CONFIG = """\
-CONFIG is the file with which a training framework is started: a configuration, or a launch script, which is read and
-not run; or - for a command line on standard input; or module:function for a Python config of TorchTitan 0.3 and later,
-which is imported and called.
+CONFIG is the file with which a training framework is started; or module:function for a Python config of TorchTitan 0.3
+and later, which is imported and called. In place of it, the command that starts a training of Megatron-LM or of a
+Trainer may follow --. It is read, and not run.
 """
 _PLAN = f"""\
 Prints how many samples, tokens and steps a run really has on a number of ranks. The numbers come from a configuration,
@@ -64,7 +64,6 @@ from flags, or from both; a flag wins over the file.
 
     countoff plan --batch-size 2 --seq-len 2048 --world-size 4
     countoff plan llama3_8b.toml --world-size 8,64,512
-    countoff plan llama3_8b.toml --world-size 64 --curve
     countoff plan --batch-size 4 --dataset-size 1000 --epochs 3 --world-size 16
     countoff plan my_configs:llama3_8b --nodes 2 --ranks-per-node 8 --explain
 
@@ -80,8 +79,7 @@ Prints what is wrong with configurations on a number of ranks: one line per issu
     countoff check train.toml --world-size 64
     countoff check configs/*.yaml --world-size 64 --github
     countoff check llama.yaml --world-size 16 --ignore dp-rank
-    countoff check pretrain_gpt.sh
-    echo "torchrun --nproc_per_node 8 pretrain_gpt.py $ARGS" | countoff check -
+    countoff check -- torchrun --nproc_per_node 8 train.py --per_device_train_batch_size 4 --max_steps 1000
     countoff check train.toml --world-size 64 --json
 
 Each line starts with a level and a code:
@@ -286,7 +284,7 @@ def _call(given: Sequence[str], program: str) -> None:
     if command is not None and command not in commands:
         hint = nearest(command, commands) or f"; {program} --help lists all commands"
         _refuse(f"there is no command {command!r}{hint}", code=2)
-    job = given.index("--") if command == "run" and "--" in given else len(given)
+    job = given.index("--") if command in ("run", "plan", "check") and "--" in given else len(given)
     chosen, unknown = parser.parse_known_args(given[:job])
     if unknown:
         behind = (
@@ -475,9 +473,7 @@ def _config_arguments(parser: argparse.ArgumentParser) -> None:
         "--world-size", action="append", metavar="N[,N…]", help="ranks of the job; or several numbers of ranks"
     )
     parser.add_argument("--nodes", metavar="N", help="machines, in place of --world-size, with --ranks-per-node")
-    parser.add_argument(
-        "--ranks-per-node", metavar="N", help="ranks on each machine; may be left out where a launch script has it"
-    )
+    parser.add_argument("--ranks-per-node", metavar="N", help="ranks on each machine")
     numbers = parser.add_argument_group("the run (a flag wins over the configuration)")
     numbers.add_argument("--batch-size", metavar="N", help="samples per data rank and batch")
     numbers.add_argument("--seq-len", metavar="N", help="tokens per sample")
@@ -503,29 +499,19 @@ def _config_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _plan_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", nargs="?", metavar="CONFIG", help="a file, module:function, or -")
+    parser.add_argument("config", nargs="?", metavar="CONFIG", help="a file, or module:function")
     _config_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print JSON, for a program")
     parser.add_argument("--explain", action="store_true", help="print where each number comes from")
-    parser.add_argument("--curve", action="store_true", help="draw the learning rate of the file's schedule")
-    changing = parser.add_argument_group("a global batch that changes")
-    changing.add_argument(
-        "--ramp",
-        metavar="START,STEP,SAMPLES",
-        help="Megatron's --rampup-batch-size: the global batch grows from START by STEP over SAMPLES samples",
-    )
-    changing.add_argument(
+    parser.add_argument(
         "--resume-samples",
         metavar="N",
         help="samples already seen over all data ranks; prints the batches that each data rank has done",
     )
-    scaling = parser.add_argument_group("learning rate")
-    scaling.add_argument("--lr", metavar="X", help="a learning rate that was tuned for --lr-batch")
-    scaling.add_argument("--lr-batch", metavar="N", help="the global batch size for which --lr was tuned")
 
 
 def _check_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("configs", nargs="+", metavar="CONFIG", help="one or more files, module:function, or -")
+    parser.add_argument("configs", nargs="*", metavar="CONFIG", help="one or more files, or module:function")
     _config_arguments(parser)
     parser.add_argument(
         "--ignore", action="append", default=[], metavar="CODE", help="leave out issues with this code, such as dp-rank"

@@ -128,10 +128,5 @@ ADVICE = {
         "The same number is in DeepSpeed's file and in the Trainer's arguments, where a default counts too.",
         "Write auto in DeepSpeed's file: transformers fills it in.",
     ),
-    "unknown-value": Advice(
-        "A launch script takes it from its arguments, its environment or a command, or a YAML refers to a field that "
-        "is not there. What depends on it is not checked.",
-        "Give the number as a flag of countoff.",
-    ),
 }
 """By the code of the issue."""

@@ -6,35 +6,26 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, cast
 
 from countoff.core.words import nearest
 from countoff.plan.issues import ConfigIssue, Level
 from countoff.plan.job import Origin
 
-__all__ = ["ConfigError", "Fields", "JsonObject", "Unknown", "misspelt", "near_miss", "note_unknown_fields"]
+__all__ = ["ConfigError", "Fields", "JsonObject", "misspelt", "near_miss", "note_unknown_fields"]
 
 # More than any run has of anything, and small enough for the arithmetic of schedules, which are in floats.
 _LARGEST = 10**18
 # How much of two names must be the same, from 0 to 1, for one to be a slip of the other.
 _NEAR = 0.9
+# A value that refers to another field, as OmegaConf fills it in; and how many may follow each other.
+_REFERENCE = re.compile(r"\$\{([\w-][\w.-]*)\}")
+_MOST_REFERENCES = 20
 _EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
 
 class ConfigError(ValueError):
     """A configuration that cannot be read. The message is one line and names the field."""
-
-
-@dataclass(frozen=True)
-class Unknown:
-    """A value that the configuration does not show, such as a variable that a launch script does not set.
-
-    Attributes:
-        text: What is written in its place.
-    """
-
-    text: str
 
 
 class JsonObject(dict[str, Any]):
@@ -48,25 +39,27 @@ class Fields:
         data: The configuration, as nested mappings or objects with attributes.
         reads_exponents: Whether the framework takes 3e-4 for a number, which YAML reads as text.
         text_numbers: What the framework does with such a text otherwise, as a clause; empty if that is not known.
+        references: Whether a value that is ``${a.b}`` stands for that field of the file.
 
     Attributes:
         origins: Where each number that was read is written, by its name in a ``Job``.
         issues: What is wrong with the fields, or worth knowing about them.
-        unknown: What is written in the place of each value that was asked for and is not known, by its path.
     """
 
-    def __init__(self, data: object, *, reads_exponents: bool = False, text_numbers: str = "") -> None:
+    def __init__(
+        self, data: object, *, reads_exponents: bool = False, text_numbers: str = "", references: bool = False
+    ) -> None:
         self.origins: dict[str, Origin] = {}
         self.issues: list[ConfigIssue] = []
-        self.unknown: dict[str, str] = {}
         self._data = data
         self._is_json = isinstance(data, JsonObject)
         self._reads_exponents = reads_exponents
         self._text_numbers = text_numbers
+        self._references = references
 
     def has(self, path: str) -> bool:
-        """Whether a field is written in the configuration, with a value other than None, known or not."""
-        return self._written(path) is not None
+        """Whether a field is written in the configuration, with a value other than None."""
+        return self._find(path) is not None
 
     def section(self, path: str) -> Mapping[str, Any]:
         """Returns a section; an empty one if it is not there.
@@ -176,14 +169,8 @@ class Fields:
         found = self._find(path)
         return None if found is None else str(found)
 
-    @property
-    def unknown_numbers(self) -> dict[str, str]:
-        """What is written in the place of each unknown value, by its name in a ``Job``, or else by its path."""
-        names = {origin.key: name for name, origin in self.origins.items()}
-        return {names.get(path, path): text for path, text in self.unknown.items()}
-
     def raw(self, path: str) -> object:
-        """Returns a field as it is; None if it is not written or not known."""
+        """Returns a field as it is; None if it is not written."""
         return self._find(path)
 
     def note(self, code: str, text: str, level: Level = "note") -> None:
@@ -191,11 +178,17 @@ class Fields:
         self.issues.append(ConfigIssue(level, code, text))
 
     def _find(self, path: str) -> object:
-        """Returns the value of a field; None if it is not written, or not known."""
+        """Returns the value of a field, behind its references; None if it is not written."""
         found = self._written(path)
-        if isinstance(found, Unknown):
-            self.unknown[path] = found.text
-            return None
+        for _ in range(_MOST_REFERENCES if self._references else 0):
+            reference = _REFERENCE.fullmatch(found.strip()) if isinstance(found, str) else None
+            if reference is None:
+                return found
+            found = self._written(reference[1])
+            if found is None:
+                raise ConfigError(f"{path}: ${{{reference[1]}}} refers to a field that is not in the file")
+        if self._references:
+            raise ConfigError(f"{path}: the file's ${{…}} refer to each other in a circle")
         return found
 
     def _written(self, path: str) -> object:

@@ -38,7 +38,6 @@ CODES = {
     "checkpoints": "the framework refuses these intervals of saves and evaluations together",
     "learning-rate": "the function of the scheduler refuses an option, or does not use it",
     "deepspeed": "DeepSpeed's file and the arguments of the Trainer give different numbers",
-    "unknown-value": "a value is known only when the job runs",
 }
 """The short names of all kinds of issues, and what each means."""
 _ORDER: tuple[Level, ...] = ("silent", "stops", "note")

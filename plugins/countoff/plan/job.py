@@ -18,7 +18,7 @@ from countoff.core.counts.samples import strided_pass
 from countoff.core.plan import BatchPlan, LoaderFacts
 from countoff.core.ranks import INFERRED, RankMap
 from countoff.plan.issues import ConfigIssue, counted
-from countoff.plan.schedules import Schedule
+from countoff.plan.schedules import ConfiguredSchedule
 
 __all__ = ["Job", "JobError", "Origin", "RunPlan"]
 
@@ -91,7 +91,6 @@ class Job:
         accumulation_rounded: Whether the framework rounds down where a global batch does not divide, without a word; if
             not, that is refused.
         world_size: Ranks of the job, for a format that has this number; else None.
-        ranks_per_node: Ranks on each machine, where the launcher's arguments give that; else None.
         micro_batch_size: Samples per forward and backward pass, for a framework that cuts a batch by it; else None.
         run_samples: Samples of the run, where its length is given in samples; steps then follows from it; else None.
         run_tokens: Tokens of the run, where its length is given in tokens: each dp_rank takes whole batches and steps
@@ -114,9 +113,7 @@ class Job:
         expert_dims: The dims whose ranks share the experts, as far as the mesh has them.
         experts_must_divide: Whether the framework refuses, before anything else, experts that do not divide.
         learning_rate: The configured learning rate; None if unknown.
-        schedule: The learning-rate schedule; None if its curve is unknown.
-        unknown: What is written in the place of each number that the configuration does not show, by its name here, or
-            by the configuration's own if it has none here.
+        schedule: The learning-rate schedule; None if its end is unknown.
         origins: Where each of these numbers comes from, by its name here.
         issues: What the reader of the configuration found wrong, or worth knowing.
         own_checks: What is checked for this framework alone: each returns issues of the run and of its ranks.
@@ -147,7 +144,6 @@ class Job:
     partial_step: Literal["applied", "carried"] = "applied"
     accumulation_rounded: bool = False
     world_size: int | None = None
-    ranks_per_node: int | None = None
     micro_batch_size: int | None = None
     run_samples: int | None = None
     run_tokens: int | None = None
@@ -165,8 +161,7 @@ class Job:
     expert_dims: tuple[str, ...] = ("dp_shard", "cp", "tp")
     experts_must_divide: bool = False
     learning_rate: float | None = None
-    schedule: Schedule | None = None
-    unknown: Mapping[str, str] = field(default_factory=dict[str, str])
+    schedule: ConfiguredSchedule | None = None
     origins: Mapping[str, Origin] = field(default_factory=dict[str, Origin])
     issues: tuple[ConfigIssue, ...] = ()
     own_checks: tuple[Callable[[Job, RankMap], Iterable[ConfigIssue]], ...] = ()

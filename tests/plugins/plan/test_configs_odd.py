@@ -10,21 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from countoff.plan.checks import check_job
-from countoff.plan.fields import Unknown
 from countoff.plan.job import Job, JobError, RunPlan
 from countoff.plan.readers import (
     accelerate,
-    axolotl,
     composer,
     deepspeed,
     lingua,
-    litgpt,
     llamafactory,
     megatron,
-    nemo,
     torchtitan_toml,
     transformers,
-    verl,
 )
 
 FIELDS: dict[ModuleType, str] = {
@@ -50,32 +45,10 @@ FIELDS: dict[ModuleType, str] = {
         lr_scheduler_kwargs.min_lr_rate lr_scheduler_kwargs.power lr_scheduler_kwargs.timescale
         accelerator_config accelerator_config.split_batches dataloader_drop_last load_best_model_at_end save_steps
         eval_steps eval_strategy save_strategy deepspeed deepspeed.train_batch_size packing max_length""",
-    axolotl: """micro_batch_size gradient_accumulation_steps batch_size num_epochs max_steps sequence_len sample_packing
-        warmup_steps warmup_ratio lr_scheduler cosine_min_lr_ratio cosine_constant_lr_ratio context_parallel_size
-        sequence_parallel_degree tensor_parallel_size dp_shard_size dp_replicate_size expert_parallel_size fsdp_config
-        save_steps save_strategy streaming lr_quadratic_warmup learning_rate""",
     llamafactory: """stage finetuning_type cutoff_len packing neat_packing streaming per_device_train_batch_size
         max_steps num_train_epochs warmup_ratio lr_scheduler_type lr_scheduler_kwargs.num_decay_steps
         tensor_model_parallel_size pipeline_model_parallel_size context_parallel_size""",
-    litgpt: """train.global_batch_size train.micro_batch_size train.lr_warmup_steps train.lr_warmup_fraction
-        train.epochs train.max_tokens train.max_steps train.max_seq_length train.min_lr optimizer
-        optimizer.init_args.lr devices num_nodes checkpoint_dir train""",
     megatron: " ".join(megatron.FLAGS),
-    nemo: """trainer.devices trainer.num_nodes trainer.max_steps trainer.max_epochs trainer.accumulate_grad_batches
-        model.micro_batch_size model.global_batch_size model.rampup_batch_size model.encoder_seq_length
-        model.tensor_model_parallel_size model.pipeline_model_parallel_size model.context_parallel_size
-        model.train_ds.batch_size model.optim.lr model.optim.sched.name model.optim.sched.warmup_steps
-        model.optim.sched.warmup_ratio model.optim.sched.constant_steps model.optim.sched.constant_ratio
-        model.optim.sched.min_lr model.optim.sched.max_steps""",
-    verl: """data.train_batch_size data.micro_batch_size_per_gpu data.use_dynamic_bsz ulysses_sequence_parallel_size
-        actor_rollout_ref.rollout.n actor_rollout_ref.rollout.tensor_model_parallel_size trainer.total_epochs
-        actor_rollout_ref.actor.ppo_mini_batch_size actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu
-        actor_rollout_ref.actor.ppo_epochs actor_rollout_ref.actor.use_dynamic_bsz actor_rollout_ref.actor.strategy
-        actor_rollout_ref.actor.megatron.tensor_model_parallel_size trainer.total_training_steps trainer.nnodes
-        actor_rollout_ref.actor.optim.lr actor_rollout_ref.actor.optim.lr_warmup_steps trainer.n_gpus_per_node
-        actor_rollout_ref.actor.optim.lr_warmup_steps_ratio actor_rollout_ref.actor.optim.lr_scheduler_type
-        actor_rollout_ref.actor.optim.min_lr_ratio actor_rollout_ref.actor.optim.total_training_steps
-        optim.lr optim.lr_warmup_steps_ratio optim.lr_scheduler model.partial_pretrain""",
 }
 numbers = st.sampled_from([1, 2, 3, 4, 8, 64, 100])
 WORDS = [
@@ -96,12 +69,8 @@ WORDS = [
     "sqrt",
     "cosine_with_warmup",
     "WarmupDecayLR",
-    "CosineAnnealing",
     "WSD",
-    "megatron",
     "0:16 1K:32",
-    "${.a}",
-    "${multiply:2,3}",
     "???",
     "full_shard",
     "no_shard",
@@ -109,7 +78,6 @@ WORDS = [
     "inverse_sqrt",
     "polynomial",
     "cosine_with_min_lr",
-    "rex",
     "pt",
     "{}",
     '{"num_cycles": 2}',
@@ -118,7 +86,6 @@ odd = (
     st.sampled_from([0, -1, 0.5, 1.5, 10**12, 10**400, float("inf"), float("nan"), True, None, "", *WORDS])
     | st.builds(list[int])
     | st.lists(st.sampled_from([0, 1, 8, 10**15, "8", None, 1.5]), min_size=3, max_size=3)
-    | st.just(Unknown("$1"))
     | st.builds(dict[str, int])
 )
 

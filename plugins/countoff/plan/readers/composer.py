@@ -9,23 +9,18 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from countoff.core.ranks import ORDERS
 from countoff.plan.fields import ConfigError, Fields, note_unknown_fields
 from countoff.plan.formats import Format
 from countoff.plan.job import Job, Origin
-from countoff.plan.references import with_references
-from countoff.plan.schedules import WarmupDecay
+from countoff.plan.schedules import ConfiguredSchedule
 
 __all__ = ["FORMAT", "read"]
 
 _DURATION = re.compile(r"(\d[\d_]*(?:\.\d+)?(?:[eE]\d+)?)\s*(ba|ep|sp|tok|dur|iter|sec)")
-_CURVES = {
-    "cosine_with_warmup": "cosine",
-    "linear_decay_with_warmup": "linear",
-    "constant_with_warmup": "constant",
-}
+_SCHEDULERS = ("cosine_with_warmup", "linear_decay_with_warmup", "constant_with_warmup")
 _FIELDS = (
     *("max_seq_len", "global_seed", "run_name", "model", "tokenizer", "train_loader", "eval_loader", "eval_loaders"),
     *("scheduler", "schedulers", "optimizer", "algorithms", "max_duration", "eval_interval", "eval_first"),
@@ -51,11 +46,8 @@ def read(data: Mapping[str, Any]) -> Job:
     Raises:
         ConfigError: If a field has a wrong type or is outside its domain, or refers to a field that is not in the file.
     """
-    filled = with_references(data)
-    fields = Fields(filled)
-    note_unknown_fields(
-        fields, {}, sections=_FIELDS, data=filled, consequence="llm-foundry stops on it.", level="stops"
-    )
+    fields = Fields(data, references=True)
+    note_unknown_fields(fields, {}, sections=_FIELDS, data=data, consequence="llm-foundry stops on it.", level="stops")
     sizes = (
         fields.parse_count("data_parallel_replicate", "fsdp_config.data_parallel_replicate_degree", 1) or 1,
         fields.parse_count("data_parallel_shard", "fsdp_config.data_parallel_shard_degree", -1, unset=(-1,)) or 1,
@@ -127,9 +119,9 @@ def _steps(path: str, duration: tuple[float, str], batch: int | None, length: in
     return None if per_step is None else -(-amount // per_step)
 
 
-def _schedule(fields: Fields, steps: int | None, batch: int | None, length: int | None) -> WarmupDecay | None:
-    curve = _CURVES.get(fields.text("scheduler.name") or "")
-    if curve is None:
+def _schedule(fields: Fields, steps: int | None, batch: int | None, length: int | None) -> ConfiguredSchedule | None:
+    name = fields.text("scheduler.name")
+    if name not in _SCHEDULERS:
         return None
     warmup, warmup_part = _duration_in_steps(fields, "warmup_steps", "scheduler.t_warmup", "0ba", steps, batch, length)
     horizon, horizon_part = _duration_in_steps(fields, "horizon_steps", "scheduler.t_max", "1dur", steps, batch, length)
@@ -139,8 +131,8 @@ def _schedule(fields: Fields, steps: int | None, batch: int | None, length: int 
         return None  # a warm-up of an unknown number of steps, in a schedule of a known one
     if not horizon and (steps is not None or horizon_part is None):
         return None
-    lowest = fields.number("min_factor", "scheduler.alpha_f", 0.0) or 0.0
-    return WarmupDecay(cast("Any", curve), warmup, horizon, lowest, warmup_part, horizon_part)
+    lowest = 1.0 if name == "constant_with_warmup" else fields.number("min_factor", "scheduler.alpha_f", 0.0) or 0.0
+    return ConfiguredSchedule(warmup, warmup_part, horizon=horizon, horizon_part=horizon_part, lowest=lowest)
 
 
 def _compare_epochs(fields: Fields, epochs: int) -> None:

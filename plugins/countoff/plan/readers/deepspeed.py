@@ -14,7 +14,7 @@ from countoff.core.words import nearest
 from countoff.plan.fields import Fields, note_unknown_fields
 from countoff.plan.formats import Format
 from countoff.plan.job import Job
-from countoff.plan.schedules import WarmupDecay
+from countoff.plan.schedules import ConfiguredSchedule
 
 __all__ = ["FORMAT", "read"]
 
@@ -117,7 +117,7 @@ def _rate(fields: Fields) -> float | None:
     return fields.number("learning_rate", "optimizer.params.lr", None)
 
 
-def _schedule(fields: Fields) -> WarmupDecay | None:
+def _schedule(fields: Fields) -> ConfiguredSchedule | None:
     """Returns the schedule of WarmupDecayLR and WarmupCosineLR, which have a warm-up and an end; None for others."""
     if fields.text("scheduler.type") not in ("WarmupDecayLR", "WarmupCosineLR"):
         return None
@@ -125,8 +125,7 @@ def _schedule(fields: Fields) -> WarmupDecay | None:
     warmup = fields.parse_count("warmup_steps", "scheduler.params.warmup_num_steps", 1000, minimum=0, unset=_AUTO)
     if total is None or fields.text("scheduler.params.warmup_num_steps") == "auto":
         return None
-    curve = "linear" if fields.text("scheduler.type") == "WarmupDecayLR" else "cosine"
-    return WarmupDecay(curve, warmup or 0, total)
+    return ConfiguredSchedule(warmup or 0, horizon=total)
 
 
 FORMAT = Format(

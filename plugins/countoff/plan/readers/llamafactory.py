@@ -64,7 +64,6 @@ def read(data: Mapping[str, Any]) -> Job:
         sequence_length=fields.parse_count("sequence_length", "cutoff_len", 2048) if packed else None,
         schedule=read_schedule(fields, run, thirds=True),
         origins=fields.origins,
-        unknown=fields.unknown_numbers,
         issues=tuple(fields.issues),
         **run,
     )

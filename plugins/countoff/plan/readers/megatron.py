@@ -1,4 +1,4 @@
-"""Megatron-LM's arguments: the flags of its ``pretrain_*.py``, as a launch script or a command line has them.
+"""Megatron-LM's arguments: the flags of its ``pretrain_*.py``, as a command has them.
 
 The sizes of the model divide the ranks, and what is left over reads different data. A batch is cut into micro-batches
 of every data rank. The learning rate counts samples: those of the steps taken, also where its flags count iterations.
@@ -19,7 +19,7 @@ from countoff.plan.fields import ConfigError, Fields, misspelt, near_miss
 from countoff.plan.formats import Format
 from countoff.plan.job import Job, Origin
 from countoff.plan.ramp import Ramp
-from countoff.plan.schedules import MegatronSchedule
+from countoff.plan.schedules import ConfiguredSchedule
 
 __all__ = ["FLAGS", "FORMAT", "read"]
 
@@ -28,7 +28,7 @@ FLAGS = (
     *("--micro-batch-size", "--global-batch-size", "--rampup-batch-size", "--step-batch-size-schedule"),
     *("--train-iters", "--train-samples", "--lr", "--min-lr", "--lr-decay-style", "--lr-decay-iters"),
     *("--lr-decay-samples", "--lr-warmup-iters", "--lr-warmup-samples", "--lr-warmup-fraction", "--lr-warmup-init"),
-    *("--lr-wsd-decay-iters", "--lr-wsd-decay-samples", "--lr-wsd-decay-style", "--tensor-model-parallel-size"),
+    *("--lr-wsd-decay-iters", "--lr-wsd-decay-samples", "--tensor-model-parallel-size"),
     *("--pipeline-model-parallel-size", "--context-parallel-size", "--expert-model-parallel-size"),
     *("--expert-tensor-parallel-size", "--seq-length", "--decrease-batch-size-if-needed"),
 )
@@ -38,7 +38,6 @@ _DEGREES = {
     "tp": "--tensor-model-parallel-size",
 }
 _STYLES = ("constant", "linear", "cosine", "inverse-square-root", "WSD")
-_WSD_STYLES = ("exponential", "linear", "cosine", "minus_sqrt")
 _SUFFIXES = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 # More steps than any ramp has.
 _LONGEST_RAMP = 1_000_000
@@ -93,7 +92,6 @@ def read(data: Mapping[str, Any]) -> Job:
         expert_dims=("dp", "cp"),
         learning_rate=fields.number("learning_rate", "--lr", None),
         schedule=_schedule(fields, length, batch, ramp),
-        unknown=fields.unknown_numbers,
         origins=fields.origins,
         issues=tuple(fields.issues),
     )
@@ -240,7 +238,7 @@ def _experts(fields: Fields, tensor_parallel: int) -> int:
 
 def _schedule(
     fields: Fields, length: _Length, batch: int | None, ramp: tuple[int, int, int] | None
-) -> MegatronSchedule | None:
+) -> ConfiguredSchedule | None:
     """Returns the schedule; None if its decay or its warm-up is not known."""
     style = fields.choice("--lr-decay-style", _STYLES, "linear")
     rate = fields.number("learning_rate", "--lr", None)
@@ -255,11 +253,9 @@ def _schedule(
     warmup = fields.parse_count("warmup_steps", f"--lr-warmup-{unit}", 0, minimum=0)
     fraction = fields.number("", "--lr-warmup-fraction", None)
     wsd = fields.parse_count("", f"--lr-wsd-decay-{unit}", None)
-    curve = fields.choice("--lr-wsd-decay-style", _WSD_STYLES, "exponential")
-    if style == "WSD" and wsd is None and f"--lr-wsd-decay-{unit}" not in fields.unknown:
+    if style == "WSD" and wsd is None:
         fields.note("horizon", f"--lr-decay-style WSD needs --lr-wsd-decay-{unit}: Megatron-LM stops", "stops")
-    names = (f"--lr-decay-{unit}", f"--lr-warmup-{unit}", "--lr-warmup-fraction", "--min-lr", "--lr-decay-style")
-    if any(name in fields.unknown for name in (*names, "--lr", f"--train-{unit}")) or decay is None or rate is None:
+    if decay is None or rate is None:
         return None
     per_step = 1 if unit == "iters" else batch
     if per_step is None or not rate or (style == "WSD" and (wsd is None or wsd > decay)):
@@ -272,20 +268,16 @@ def _schedule(
         _keep_written(fields, "warmup_steps", warmup or 0)
     if unit == "samples":
         _keep_written(fields, "horizon_steps", decay)
-    # Megatron-LM turns iterations into samples. Only this curve, without a warm-up, depends on that.
-    times = batch if unit == "iters" and style == "inverse-square-root" and batch is not None else 1
-    return MegatronSchedule(
-        cast("Any", style),
-        warmup=((warmup or 0) if fraction is None else fraction * decay) * times,
-        decay=decay * times,
-        min_factor=lowest / rate,
-        init_factor=first / rate,
-        units_per_step=per_step * times,
+    own = fields.has(f"--lr-decay-{unit}")
+    return ConfiguredSchedule(
+        warmup or 0 if fraction is None else fraction * decay,
+        warmup_part=None if own else fraction,
+        horizon=decay if own else None,
+        lowest=1.0 if style == "constant" else lowest / rate,
+        may_be_held=True,
+        linear_warmup=not first,
+        per_step=per_step,
         growth=tuple(_growing(ramp, per_step).pieces()) if ramp and unit == "samples" and not _too_long(ramp) else (),
-        own_decay=fields.has(f"--lr-decay-{unit}"),
-        warmup_fraction=fraction,
-        wsd_decay=(wsd or 0) * times,
-        wsd_style=cast("Any", curve),
     )
 
 

@@ -104,7 +104,7 @@ def read(config: Any) -> Job:
         expert_parallel=fields.parse_count("expert_parallel", "parallelism.expert_parallel_degree", 1) or 1,
         experts_must_divide=in_tokens,
         data_ends=not fields.flag("dataloader.infinite", True),
-        schedule=schedule_of(fields, steps),
+        schedule=schedule_of(fields),
         own_checks=(check_sequence_length,),
         origins=fields.origins,
         issues=tuple(fields.issues),

@@ -7,15 +7,16 @@ two, and the degrees of pipelines and contexts were in ``[experimental]``. From 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, cast
+from typing import Any
 
 from countoff.core.ranks import ORDERS, RankMap
 from countoff.plan.fields import Fields, note_unknown_fields
 from countoff.plan.formats import Format
 from countoff.plan.issues import ConfigIssue
 from countoff.plan.job import Job
-from countoff.plan.schedules import TorchTitanSchedule
+from countoff.plan.schedules import ConfiguredSchedule
 
 __all__ = ["FORMAT", "check_sequence_length", "read", "schedule_of"]
 
@@ -89,7 +90,7 @@ def read(data: Mapping[str, Any]) -> Job:
     pipeline = sizes[0]
     steps = fields.parse_count("steps", "training.steps", 10_000)
     batch_size = fields.parse_count("batch_size", ("training.local_batch_size", "training.batch_size"), 8)
-    schedule = schedule_of(fields, steps or 1)
+    schedule = schedule_of(fields)
     return Job(
         framework="torchtitan",
         names=ORDERS["torchtitan"].names,
@@ -109,26 +110,40 @@ def read(data: Mapping[str, Any]) -> Job:
     )
 
 
-def schedule_of(fields: Fields, steps: int) -> TorchTitanSchedule:
+def schedule_of(fields: Fields) -> ConfiguredSchedule:
     """Returns the learning-rate schedule of a TorchTitan configuration, TOML or Python.
+
+    TorchTitan cuts a warm-up that is longer than the horizon. After a linear or square-root decay, the factor falls on
+    along its curve, below the lowest one and below 0: the stable part has one step more, so that the last step of the
+    horizon is not at the lowest factor.
 
     Args:
         fields: The configuration.
-        steps: Optimizer steps of the run; the horizon of the schedule where none is configured.
 
     Raises:
         ConfigError: If a field has a wrong type or is outside its domain.
     """
     warmup = fields.parse_count("warmup_steps", ("lr_scheduler.warmup_steps", "training.warmup_steps"), 200, minimum=0)
     curve = fields.choice("lr_scheduler.decay_type", ("linear", "sqrt", "cosine"), "linear")
-    return TorchTitanSchedule(
-        warmup_steps=warmup or 0,
-        horizon_steps=fields.parse_count("horizon_steps", "lr_scheduler.total_steps", steps) or steps,
-        decay_ratio=fields.number("decay_ratio", "lr_scheduler.decay_ratio", None),
-        decay_type=cast("Literal['linear', 'sqrt', 'cosine']", curve),
-        min_factor=fields.number("min_factor", ("lr_scheduler.min_lr_factor", "lr_scheduler.lr_min"), 0.0) or 0.0,
-        own_horizon=fields.has("lr_scheduler.total_steps"),
+    horizon = fields.parse_count("horizon_steps", "lr_scheduler.total_steps", None)
+    lowest = fields.number("min_factor", ("lr_scheduler.min_lr_factor", "lr_scheduler.lr_min"), 0.0) or 0.0
+    decay = _decay_of(horizon or 0, warmup or 0, fields.number("", "lr_scheduler.decay_ratio", None))
+    beyond = "none" if not decay else "rises" if curve == "cosine" else "falls"
+    below_zero = 1 / (1 - lowest) ** (2 if curve == "sqrt" else 1) - 1 if 0 <= lowest < 1 else 0.0
+    return ConfiguredSchedule(
+        warmup or 0,
+        horizon=horizon,
+        lowest=lowest,
+        beyond=beyond,
+        falls_below_zero=math.floor(below_zero * decay) + 2,
+        cuts_warmup=True,
     )
+
+
+def _decay_of(horizon: int, warmup: int, ratio: float | None) -> int:
+    """Returns the steps of the decay, after TorchTitan has cut them."""
+    left = horizon - min(warmup, horizon)
+    return left if ratio is None else min(round(horizon * ratio), left)
 
 
 def check_sequence_length(job: Job, ranks: RankMap) -> Iterator[ConfigIssue]:

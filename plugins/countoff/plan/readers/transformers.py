@@ -18,7 +18,7 @@ from countoff.core.ranks import ORDERS
 from countoff.plan.fields import ConfigError, Fields, JsonObject, near_miss
 from countoff.plan.formats import Format
 from countoff.plan.job import Job, Origin
-from countoff.plan.schedules import TrainerSchedule
+from countoff.plan.schedules import ConfiguredSchedule
 
 __all__ = ["FORMAT", "TRAINING_ARGUMENTS", "note_checkpoints", "note_misspelt", "read", "read_run", "read_schedule"]
 
@@ -72,6 +72,7 @@ _KWARGS = {
         *("num_stable_steps", "num_decay_steps", "warmup_type", "decay_type", "min_lr_ratio", "num_cycles"),
     ),
 }
+_OPTIONS = ("num_cycles", "power", "min_lr", "min_lr_rate", "min_lr_ratio", "warmup_lr_rate")
 # Names of other programs, and those that TrainingArguments has instead.
 _ELSEWHERE = {
     "num_epochs": "num_train_epochs",
@@ -83,7 +84,6 @@ _ELSEWHERE = {
 _TEXT_NUMBERS = "after HfArgumentParser.{} the Trainer stops with a TypeError"
 # Those that are written with an exponent, besides those that are read.
 _SMALL_NUMBERS = ("weight_decay", "adam_epsilon")
-_WARMUP_CURVES = ("linear", "cosine", "1-sqrt")
 
 
 def read(data: Mapping[str, Any]) -> Job:
@@ -113,7 +113,6 @@ def read(data: Mapping[str, Any]) -> Job:
         sequence_length=None if length is None else fields.parse_count("sequence_length", length, None),
         schedule=read_schedule(fields, run),
         origins=fields.origins,
-        unknown=fields.unknown_numbers,
         issues=tuple(fields.issues),
         **run,
     )
@@ -156,7 +155,7 @@ def read_run(fields: Fields) -> dict[str, Any]:
     }
 
 
-def read_schedule(fields: Fields, run: Mapping[str, Any], *, thirds: bool = False) -> TrainerSchedule | None:
+def read_schedule(fields: Fields, run: Mapping[str, Any], *, thirds: bool = False) -> ConfiguredSchedule | None:
     """Returns the learning-rate schedule of a Trainer; None if it depends on the loss, or is DeepSpeed's.
 
     Args:
@@ -179,23 +178,18 @@ def read_schedule(fields: Fields, run: Mapping[str, Any], *, thirds: bool = Fals
         return None
     if curve == "warmup_stable_decay":
         fields.origins["horizon_steps"] = Origin("warm-up + num_stable_steps + num_decay_steps")
-    schedule = TrainerSchedule(
-        cast("Any", curve),
-        warmup_steps=warmup_steps,
-        warmup_part=warmup_part,
-        min_factor=_min_factor(fields, run["learning_rate"], curve),
-        warmup_curve=cast("Any", fields.choice("lr_scheduler_kwargs.warmup_type", _WARMUP_CURVES, "linear")),
-        start_factor=fields.number("", "lr_scheduler_kwargs.warmup_lr_rate", None),
-        cycles=fields.number("", "lr_scheduler_kwargs.num_cycles", 1.0 if curve == "cosine_with_restarts" else 0.5)
-        or 0,
-        power=fields.number("", "lr_scheduler_kwargs.power", 1.0) or 0.0,
-        timescale=fields.parse_count("", "lr_scheduler_kwargs.timescale", None),
-        stable_steps=fields.parse_count("", "lr_scheduler_kwargs.num_stable_steps", None, minimum=0),
-        decay_steps=fields.parse_count("", "lr_scheduler_kwargs.num_decay_steps", None, minimum=0),
-        decay_curve=cast("Any", fields.choice("lr_scheduler_kwargs.decay_type", _WARMUP_CURVES, "cosine")),
-        thirds=thirds,
+    numbers = {name: fields.number("", f"lr_scheduler_kwargs.{name}", None) for name in _OPTIONS}
+    stable = curve == "warmup_stable_decay"
+    return ConfiguredSchedule(
+        warmup_steps,
+        warmup_part,
+        rounds_up=True,
+        lowest=numbers["min_lr_ratio"] or 0.0 if stable else 0.0,
+        linear_warmup=curve != "cosine_warmup_with_min_lr" and not stable,
+        stable=fields.parse_count("", "lr_scheduler_kwargs.num_stable_steps", None, minimum=0),
+        falling=fields.parse_count("", "lr_scheduler_kwargs.num_decay_steps", None, minimum=0),
+        phases=None if not stable else "thirds" if thirds else "rest",
     )
-    return schedule if run["steps"] is None else schedule.planned_for(run["steps"])
 
 
 def note_checkpoints(fields: Fields) -> None:
@@ -348,20 +342,6 @@ def _note_options(fields: Fields, curve: str, options: Mapping[str, Any], rate: 
         default = "" if fields.has("lr_scheduler_kwargs.lr_end") else " by default"
         text = f"lr_scheduler_kwargs.lr_end is {end:g}{default}, and must be below learning_rate {rate:g}"
         fields.note("learning-rate", f"{text}: the Trainer stops", "stops")
-
-
-def _min_factor(fields: Fields, rate: float | None, curve: str) -> float:
-    if curve == "warmup_stable_decay":
-        return fields.number("", "lr_scheduler_kwargs.min_lr_ratio", 0.0) or 0.0
-    if curve == "polynomial":
-        end = fields.number("", "lr_scheduler_kwargs.lr_end", 1e-7) or 0.0
-        return end / rate if rate else 0.0
-    if curve not in ("cosine_with_min_lr", "cosine_warmup_with_min_lr"):
-        return 0.0
-    if fields.has("lr_scheduler_kwargs.min_lr_rate"):
-        return fields.number("", "lr_scheduler_kwargs.min_lr_rate", 0.0) or 0.0
-    lowest = fields.number("", "lr_scheduler_kwargs.min_lr", 0.0) or 0.0
-    return lowest / rate if rate else 0.0
 
 
 def _strategy(fields: Fields, path: str, default: Literal["steps", "no"]) -> str:

@@ -124,7 +124,7 @@ def reads_a_launch_script(environment: Environment) -> None:
 
 def trains(environment: Environment) -> None:
     """`countoff demo` runs Lightning on real ranks, without and with a verdict."""
-    environment.run("countoff", "demo", "--ranks", "2")
+    environment.run("countoff", "demo")
 
 
 def hooks(environment: Environment) -> None:

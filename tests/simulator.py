@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from countoff.core import FitPlan, Guard, Settings, Verdict
 from countoff.core.checks.check import FitStart
-from countoff.core.checks.length import WRONG_LENGTH
+from countoff.core.checks.framework import WRONG_LENGTH
 from countoff.core.ending.table import publish_table, with_table
 from countoff.core.store.channel import Channel
 from countoff.core.store.voice import Voice

@@ -33,8 +33,8 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from countoff.core.words import count_of
-from countoff.demo.devices import DeviceError, choose_device
 from integration_tests import accelerate_jobs, composer_jobs, devices, jobs
+from integration_tests.devices import DeviceError, choose_device
 from integration_tests.harness import RankResult, RanksFailed, run_ranks
 from integration_tests.hosts import run_hosts, why_impossible
 from integration_tests.jobs import BATCH_SIZE, digits, own_rank, verdict_lines, weights

@@ -11,7 +11,7 @@ from typing import Literal
 
 from countoff.core import FitPlan, Guard, Settings, Verdict
 from countoff.core.checks.check import FitStart
-from countoff.core.checks.length import WRONG_LENGTH
+from countoff.core.checks.framework import WRONG_LENGTH
 from countoff.core.ending.table import publish_table, with_table
 from countoff.core.threads.even_pass import EvenPass
 from countoff.core.threads.member import Member

@@ -18,10 +18,13 @@ from tests import example_traces
 from tests.paths import ROOT
 from tests.wheel_extras import ADAPTERS, EXTRAS
 
-TOOLS = {"cli", "demo", "plan", "report", "run"}
+TOOLS = {"cli", "plan", "report", "run"}
 METADATA = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE"}
-PAGE = "countoff/cli/verdicts.md"
-"""Where the wheel has docs/verdicts.md, which `countoff explain` prints."""
+ADDED = {
+    "countoff/cli/verdicts.md": ROOT / "docs" / "verdicts.md",
+    "countoff/cli/lightning_digits.py": ROOT / "examples" / "lightning_digits.py",
+}
+"""What `countoff explain` prints and `countoff demo` runs: where the wheel has them, and what they are copies of."""
 
 
 class Installed:
@@ -87,7 +90,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installe
 
 
 def test_the_wheel_holds_the_sources_and_nothing_else(wheel: Path) -> None:
-    """It has the files below core/countoff and plugins/countoff, and one page: no test, no `__init__` of `countoff`."""
+    """It has what is below core/countoff and plugins/countoff, a page and an example: no test, no `__init__`."""
     files = {
         path.relative_to(root).as_posix()
         for root in (ROOT / "core", ROOT / "plugins")
@@ -98,8 +101,8 @@ def test_the_wheel_holds_the_sources_and_nothing_else(wheel: Path) -> None:
     archive = zipfile.ZipFile(wheel)
     packed = set(archive.namelist())
     dist_info = {name for name in packed if name.partition("/")[0].endswith(".dist-info")}
-    assert packed - dist_info == files | {PAGE}
-    assert archive.read(PAGE) == (ROOT / "docs" / "verdicts.md").read_bytes()
+    assert packed - dist_info == files | set(ADDED)
+    assert {name: archive.read(name) for name in ADDED} == {name: path.read_bytes() for name, path in ADDED.items()}
     assert {name.partition("/")[2] for name in dist_info} == METADATA
 
 

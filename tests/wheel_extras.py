@@ -116,7 +116,7 @@ def sends_a_message(environment: Environment) -> None:
 
 def trains(environment: Environment) -> None:
     """`countoff demo` runs Lightning on real ranks, without and with a verdict."""
-    environment.run("countoff", "demo", "--ranks", "2")
+    environment.run("countoff", "demo")
 
 
 def hooks(environment: Environment) -> None:

@@ -20,7 +20,7 @@ from countoff._adapter.held_batch import HeldBatch
 from countoff._adapter.iterator_proxy import IteratorProxy
 from countoff._adapter.sampling import fingerprint_batch, take_fingerprint
 from countoff.core import DivergenceError, Guard, Verdict
-from countoff.core.checks.unseen import UNSEEN_LOADER
+from countoff.core.checks.framework import UNSEEN_LOADER
 from countoff.core.data.fingerprint import Begun
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.evidence import SHARED_PASS

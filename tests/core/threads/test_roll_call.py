@@ -9,7 +9,7 @@ import pytest
 from countoff.core import FitPlan, Settings
 from countoff.core.checks import Checks
 from countoff.core.checks.check import FitStart
-from countoff.core.checks.length import WRONG_LENGTH
+from countoff.core.checks.framework import WRONG_LENGTH
 from countoff.core.checks.resume import ScheduleState
 from countoff.core.guard import OtherRanks
 from countoff.core.protocol.counters import SpanCounters, UnusedBatches

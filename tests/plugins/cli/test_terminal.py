@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from countoff.cli.__main__ import main
-from countoff.demo.show import Show
 from countoff.report.reader import read
 from countoff.report.text import print_facts
 from tests import example_traces
@@ -93,17 +92,6 @@ def test_no_color_is_heeded(
     with Terminal([command, *options, *given], environment=variables) as terminal:
         terminal.wait()
         assert bool(COLOUR.search(terminal.output)) == coloured, terminal.output
-
-
-@pytest.mark.parametrize(("variables", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
-def test_no_color_is_heeded_by_the_demo(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], coloured: bool
-) -> None:
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    for name, value in {"FORCE_COLOR": "1", "TERM": "xterm", **variables}.items():
-        monkeypatch.setenv(name, value)
-    Show().verbatim("countoff: UnevenBatches")
-    assert bool(COLOUR.search(capsys.readouterr().out)) == coloured
 
 
 def test_rows_for_a_program_have_no_colours(

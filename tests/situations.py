@@ -18,8 +18,8 @@ import pytest
 
 from countoff._torchtitan.config import wrong_horizons
 from countoff.core import LoaderFacts, Settings, Verdict, software
-from countoff.core.checks import collectives, datasets, hosts, judge, late, model, resume, short, splits, weights
 from countoff.core.checks import data as identity
+from countoff.core.checks import datasets, hosts, judge, late, model, resume, short, splits, weights
 from countoff.core.checks.check import FitStart
 from countoff.core.checks.even import EvenCheck, judge_lengths, repeated, truncated
 from countoff.core.checks.horizon import Horizon, RunLength, guessed_horizon, run_out, wrong_horizon
@@ -572,31 +572,6 @@ def leaks() -> Iterator[Situation]:
     yield Situation("SplitLeak", "a random split without a seed", lambda _: splits.judge_splits(samples), adapters=able)
 
 
-def issued() -> Iterator[Situation]:
-    """Collectives that not all ranks have issued."""
-    ticks = [collectives.Interval(1, 64 * tick) for tick in range(2, 12)]
-    doubted = ticks[3]
-    where = "between batches 256 and 320 of train epoch 0"
-    groups = {
-        "all": collectives.Issued(0, (0, 1, 2, 3), "in the group of all ranks", counts_messages=False),
-        "two": collectives.Issued(0, (0, 2), "in process group 3", counts_messages=False),
-    }
-    cases = {
-        "a rank has left out a metric": (groups["all"], {3: 127}),
-        "two of a group differ": (groups["two"], {2: 129}),
-    }
-    for title, (group, odd) in cases.items():
-        answers = {
-            rank: {tick: odd.get(rank, 128) if tick == doubted else 128 for tick in ticks} for rank in group.ranks
-        }
-        yield Situation(
-            "CollectivesDiffer",
-            title,
-            lambda _, answers=answers, group=group: collectives.judge_collectives(where, doubted, answers, group),
-            adapters=list(ALL),
-        )
-
-
 def dealt() -> Iterator[Situation]:
     """Streams that a framework deals out, in the words of that framework."""
     dealers = {"accelerate": "Accelerate", "transformers": "Accelerate", "lightning": _WRAPPER, "fabric": _WRAPPER}
@@ -895,7 +870,6 @@ SITUATIONS: Sequence[Situation] = [
     *models(),
     *held(),
     *leaks(),
-    *issued(),
     *schedules(),
     *processes(),
     *others(),

@@ -406,18 +406,6 @@ CASES = {
             positional=True,
         ),
         Case(
-            "F27",
-            "a rank leaves out a collective",
-            "CollectivesDiffer",
-            "warning",
-            two_sided=True,
-            behavior={"batches": 104, "epochs": 1},
-            options={"tick_batches": 8},
-            said_first="as many batches as were alike before, here 40",
-            words="between batches 40 and 48 of train epoch 0, ",
-            positional=True,
-        ),
-        Case(
             "F28",
             "a rank has another variable for NCCL",
             "HostsDiffer",

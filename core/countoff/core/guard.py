@@ -932,14 +932,9 @@ class OtherRanks:
     """
 
     def __init__(self, state: State, speaker: Speaker, roll_call: RollCall) -> None:
-        from countoff.core.liveness.collectives import GroupCounts  # imports torch: only where there is another rank
-
         self.speaker = speaker
         self.began = began_at()
         self.report = roll_call.report
-        counts = GroupCounts(state.ranks)
-        self.issued, self.find_groups = counts.read, counts.find
-        self.recorded = counts.recorded
         self.state = state
 
     def compare(

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from countoff.core.checks import (
-    collectives,
     data,
     datasets,
     even,
@@ -72,7 +71,6 @@ KINDS |= {
         model.MODEL_MISMATCH,
         datasets.DATASETS_DIFFER,
         splits.SPLIT_LEAK,
-        collectives.COLLECTIVES_DIFFER,
         unseen.UNSEEN_LOADER,
         horizon.WRONG_HORIZON,
         totals.WRONG_TOTAL,
@@ -102,7 +100,6 @@ class Checks(NamedTuple):
     hosts: hosts.HostsCheck
     model: model.ModelCheck
     splits: splits.SplitCheck
-    collectives: collectives.CollectiveCheck
     weights: weights.Weights
     data: data.DataIdentity
     resumes: resume.Resumes
@@ -140,7 +137,6 @@ class Checks(NamedTuple):
             hosts=hosts.HostsCheck(state),
             model=model.ModelCheck(),
             splits=split,
-            collectives=collectives.CollectiveCheck(state),
             weights=weights.Weights(state, hash_weights),
             data=identity,
             resumes=resume.Resumes(state, identity, schedule),

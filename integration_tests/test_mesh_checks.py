@@ -10,5 +10,5 @@ def test_a_healthy_mesh_is_silent_and_its_fault_is_named(run_ranks):
     results = run_ranks(mesh_jobs.train, 4, jobs, deadline_seconds=240)
     *healthy, model = results[0].value
     assert healthy == [{}, {}]
-    sentence = "before the first batch, parameter 4 of 4 needs no gradient on rank 3, and needs one on rank 1."
-    assert model == {"ModelMismatch": sentence}
+    sentence = "before the first batch, 4 parameters need a gradient on rank 1, 3 parameters on rank 3."
+    assert model == {"PlanMismatch": sentence}

@@ -399,7 +399,7 @@ CASES = {
         Case(
             "F26",
             "a rank's model has one more parameter",
-            "ModelMismatch",
+            "PlanMismatch",
             "warning",
             two_sided=True,
             words="before the first batch, the model has ",
@@ -417,10 +417,10 @@ CASES = {
         Case(
             "F29",
             "a rank's dataset has fewer rows",
-            "DatasetsDiffer",
+            "PlanMismatch",
             "warning",
             two_sided=True,
-            words="the train dataset has ",
+            words="before the first batch, the train dataset has ",
             positional=True,
         ),
         Case(

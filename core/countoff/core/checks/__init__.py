@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from countoff.core.checks import (
     data,
-    datasets,
     even,
     horizon,
     hosts,
@@ -68,8 +67,6 @@ KINDS |= {
         resume.RESUME_MISMATCH,
         short.SHORT_RUN,
         weights.WEIGHTS_DIFFER,
-        model.MODEL_MISMATCH,
-        datasets.DATASETS_DIFFER,
         splits.SPLIT_LEAK,
         unseen.UNSEEN_LOADER,
         horizon.WRONG_HORIZON,
@@ -88,7 +85,6 @@ class Checks(NamedTuple):
     """The checks of one guard, in the order in which they are told of each event: an earlier one finds first."""
 
     plan: plan.PlanCheck
-    datasets: datasets.DatasetCheck
     uneven: uneven.UnevenCheck
     steps: steps.StepCheck
     rank_map: rank_map.RankMapCheck
@@ -121,11 +117,10 @@ class Checks(NamedTuple):
             schedule: Returns them with where their schedules stand.
             hash_weights: Begins to compute the hashes of the weights; None where these are not compared.
         """
-        held, split = datasets.DatasetCheck(), splits.SplitCheck()
-        identity = data.DataIdentity(state, datasets_differ=lambda: held.found or split.found)
+        plans, split = plan.PlanCheck(), splits.SplitCheck()
+        identity = data.DataIdentity(state, datasets_differ=lambda: plans.datasets_differ or split.found)
         return cls(
-            plan=plan.PlanCheck(),
-            datasets=held,
+            plan=plans,
             uneven=uneven.UnevenCheck(state.settings),
             steps=steps.StepCheck(state),
             rank_map=rank_map.RankMapCheck(),

@@ -16,7 +16,6 @@ from countoff.core.protocol.records import FitPlan, Reason, Records
 from countoff.core.verdict import Verdict
 
 if TYPE_CHECKING:
-    from countoff.core.checks.datasets import HeldDataset
     from countoff.core.checks.learning_rates import SchedulePlan
     from countoff.core.checks.model import SharedModel
     from countoff.core.checks.splits import SplitSample
@@ -35,7 +34,6 @@ class FitStart:
         own_batches: Batches per epoch that are proven of this rank's loader, where ranks may differ in them.
         own_length: What `len` of that loader gives now, where that is right now.
         models: The parameters that this rank must hold alike with others.
-        datasets: What this rank's objects store about the datasets that samplers deal out to all ranks.
         split: How this rank has split a dataset for training and evaluation; None if that is not known.
     """
 
@@ -45,7 +43,6 @@ class FitStart:
     own_batches: int | None = None
     own_length: int | None = None
     models: Sequence[SharedModel] = ()
-    datasets: Sequence[HeldDataset] = ()
     split: SplitSample | None = None
 
 

@@ -18,15 +18,16 @@ import pytest
 
 from countoff._torchtitan.config import wrong_horizons
 from countoff.core import LoaderFacts, Settings, Verdict, software
-from countoff.core.checks import collectives, datasets, hosts, judge, late, model, resume, short, splits, weights
 from countoff.core.checks import data as identity
+from countoff.core.checks import hosts, judge, late, resume, short, splits, weights
 from countoff.core.checks.check import FitStart
 from countoff.core.checks.even import EvenCheck, judge_lengths, repeated, truncated
 from countoff.core.checks.horizon import Horizon, RunLength, run_out, wrong_horizon
 from countoff.core.checks.learning_rates import SchedulePlan, judge_schedules, rate_mismatch
 from countoff.core.checks.lost import DIED, LEFT, STOPPED, lost_host, lost_rank, lost_store, unprotected, victim
 from countoff.core.checks.micro_batches import compare_micro_batches
-from countoff.core.checks.plan import PlanCheck, judge_even_settings, judge_plans
+from countoff.core.checks.model import SharedModel, judge_models
+from countoff.core.checks.plan import PlanCheck, judge_even_settings, judge_plans, judge_rows
 from countoff.core.checks.rank_map import judge_dp_ranks
 from countoff.core.checks.settings import judge_tick_batches
 from countoff.core.checks.stalled import ENDED, judge_before_fit, judge_stall
@@ -193,8 +194,10 @@ def plans() -> Iterator[Situation]:
     rows = [row(rank, None, 0, "between spans") for rank in range(3)]
     one = judge_plans({0: {"batch_size": 8}, 1: {"batch_size": 4}, 2: {"batch_size": 8}})
     yield Situation("PlanMismatch", "batch_size differs, on 3 ranks", lambda _: one, rows, ["torch"])
-    plans = [FitPlan(batches_per_epoch=12 - (rank == 2)).to_json() for rank in range(3)]
-    reports = {rank: {"plan": each, "rows": 96 - 8 * (rank == 2)} for rank, each in enumerate(plans)}
+    reports = {
+        rank: {"plan": FitPlan(batches_per_epoch=12 - (rank == 2), dataset_rows=96 - 8 * (rank == 2)).to_json()}
+        for rank in range(3)
+    }
     yield Situation(
         "PlanMismatch",
         "the ranks' datasets have different lengths",
@@ -525,41 +528,20 @@ def data() -> Iterator[Situation]:
 
 def models() -> Iterator[Situation]:
     """Models that are not the same on all ranks that average their gradients."""
-    able = [adapter for adapter in ALL if "ModelMismatch" in WORDS[adapter].kinds]
-    names = [f"layers.{layer}.{part}" for layer in range(4) for part in ("weight", "bias")]
-    whole = [model.Parameter(name, "(16, 16) torch.float32", needs_gradient=True) for name in names]
-    frozen = [each._replace(needs_gradient=not each.name.startswith("layers.3")) for each in whole]
-    half = [each._replace(form=each.form.replace("float32", "bfloat16")) for each in whole]
-    cases = {
-        "a rank has frozen a layer after wrapping": [whole, whole, frozen, whole],
-        "a rank has another dtype": [whole, whole, half, whole],
-        "a rank has no head": [whole, whole, whole[:-2], whole],
-    }
-    for title, held in cases.items():
-        shared = [model.SharedModel((0, 1, 2, 3), each) for each in held]
-        records = {rank: {"models": [each.to_json()]} for rank, each in enumerate(shared)}
-        known = {records[0]["models"][0]["of"]: shared[0]}
-        yield Situation(
-            "ModelMismatch",
-            title,
-            lambda _, records=records, known=known: next(model.judge_models(records, known)),
-            adapters=able,
-        )
+    whole = [(256 if part else 16, "(16, 16) torch.float32", True) for _ in range(4) for part in range(2)]
+    frozen = [(numbers, form, number < 6) for number, (numbers, form, _) in enumerate(whole)]
+    half = [(numbers, form.replace("float32", "bfloat16"), needs) for numbers, form, needs in whole]
+    cases = {"a rank has frozen a layer after wrapping": frozen, "a rank has another dtype": half}
+    for title, odd in {**cases, "a rank has no head": whole[:-2]}.items():
+        held = {rank: SharedModel.of_ranks(range(4), odd if rank == 2 else whole) for rank in range(4)}
+        yield Situation("PlanMismatch", title, lambda _, held=held: judge_models(held))
 
 
 def held() -> Iterator[Situation]:
     """Datasets that samplers deal out, and that are not the same on all ranks."""
-    able = [adapter for adapter in ALL if "DatasetsDiffer" in WORDS[adapter].kinds]
-    whole = datasets.HeldDataset("", rows=90000, columns=["text", "label"])
-    cases = {
-        "a host has an old file": whole._replace(rows=90112),
-        "a rank has other columns": whole._replace(columns=["text", "labels"]),
-    }
-    for title, odd in cases.items():
-        records = {rank: {"held": [(odd if rank == 2 else whole).to_json()]} for rank in range(4)}
-        yield Situation(
-            "DatasetsDiffer", title, lambda _, records=records: datasets.judge_datasets(records), adapters=able
-        )
+    able = [adapter for adapter in ALL if "SplitLeak" in WORDS[adapter].kinds]
+    plans = {rank: {"dataset_rows": 90112 if rank == 2 else 90000} for rank in range(4)}
+    yield Situation("PlanMismatch", "a host has an old file", lambda _: judge_rows(plans), adapters=able)
 
 
 def leaks() -> Iterator[Situation]:
@@ -570,31 +552,6 @@ def leaks() -> Iterator[Situation]:
         for rank, evaluated in enumerate([{6, 8, 85}, {7, 9, 11}])
     }
     yield Situation("SplitLeak", "a random split without a seed", lambda _: splits.judge_splits(samples), adapters=able)
-
-
-def issued() -> Iterator[Situation]:
-    """Collectives that not all ranks have issued."""
-    ticks = [collectives.Interval(1, 64 * tick) for tick in range(2, 12)]
-    doubted = ticks[3]
-    where = "between batches 256 and 320 of train epoch 0"
-    groups = {
-        "all": collectives.Issued(0, (0, 1, 2, 3), "in the group of all ranks", counts_messages=False),
-        "two": collectives.Issued(0, (0, 2), "in process group 3", counts_messages=False),
-    }
-    cases = {
-        "a rank has left out a metric": (groups["all"], {3: 127}),
-        "two of a group differ": (groups["two"], {2: 129}),
-    }
-    for title, (group, odd) in cases.items():
-        answers = {
-            rank: {tick: odd.get(rank, 128) if tick == doubted else 128 for tick in ticks} for rank in group.ranks
-        }
-        yield Situation(
-            "CollectivesDiffer",
-            title,
-            lambda _, answers=answers, group=group: collectives.judge_collectives(where, doubted, answers, group),
-            adapters=list(ALL),
-        )
 
 
 def dealt() -> Iterator[Situation]:
@@ -887,7 +844,6 @@ SITUATIONS: Sequence[Situation] = [
     *models(),
     *held(),
     *leaks(),
-    *issued(),
     *schedules(),
     *processes(),
     *others(),

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
@@ -28,10 +27,6 @@ Without it, a busy machine may let a collective of the evaluation meet one of th
 The two have different sizes, and gloo aborts the process then.
 """
 _OF_ONE_DATASET = ("F29", "F30", "F31")
-_metrics: list[Any] = []
-"""The process group for metrics, and what is under way in it."""
-_LEFT_OUT_AT = 40
-"""The batch, from 0, in which a collective is left out: enough are alike before it."""
 AT = 3
 """The batch of the first epoch, from 0, at which most faults happen."""
 _PAUSE_SECONDS = float(os.environ.get("FAULTS_PAUSE_SECONDS", "2"))
@@ -152,8 +147,6 @@ class RankBehavior:
 
     def after_batch(self, epoch: int, number: int, model: Any) -> None:
         """What happens in this rank's loop after a batch of the model's training."""
-        if self.fault == "F27":
-            self._reduce_metric(number)
         time.sleep(self.pace_seconds * (3 if self.has("F10") else 1))
         if (epoch, number) == (0, 1):
             tell("training")
@@ -166,23 +159,6 @@ class RankBehavior:
         """What this rank does after an epoch: one rank writes a checkpoint, and the others wait for it in a barrier."""
         if self.has("F18") and not epoch:
             time.sleep(2 * _PAUSE_SECONDS)
-
-    def _reduce_metric(self, number: int) -> None:
-        """Begins to reduce a metric of the batch, and leaves that out once if this rank has the fault.
-
-        From there on, each of its metrics pairs with that of the batch before on its peers. The one that it is behind
-        by, it reduces in the end, as a longer job would.
-        """
-        if not number:
-            _metrics.append(dist.new_group())
-        at_end = number == self.batches - 1
-        times = 1 + self.mine * (at_end - (number == _LEFT_OUT_AT))
-        for _ in range(times):
-            _metrics.append(dist.all_reduce(torch.zeros(3), group=_metrics[0], async_op=True))
-        if not times:
-            stamp("fault")
-        for work in _metrics[1:] if at_end else ():
-            work.wait()
 
     def _strike(self, model: Any) -> None:
         if self.fault == "F24":

@@ -45,7 +45,6 @@ from countoff.core.words import clip
 
 if TYPE_CHECKING:
     from countoff.core.alerts.alert import Place
-    from countoff.core.checks.datasets import HeldDataset
     from countoff.core.checks.model import SharedModel
     from countoff.core.checks.splits import SplitSample
     from countoff.core.checks.weights import PendingHashes
@@ -170,7 +169,6 @@ class Guard:
         *,
         own_length: int | None = None,
         models: Sequence[SharedModel] = (),
-        datasets: Sequence[HeldDataset] = (),
         split: SplitSample | None = None,
     ) -> None:
         """Begins a fit. Collective: every rank must call it; it waits for the others, at most `deadline_seconds`.
@@ -182,7 +180,6 @@ class Guard:
             own_length: What `len` of this rank's train loader gives now, where a pass that begins now has so many
                 batches or the framework takes no more; None if that is not known. `common_length` follows from it.
             models: The parameters that this rank must hold alike with others; a difference is a warning.
-            datasets: What this rank's objects store about the datasets that samplers deal out to all ranks; likewise.
             split: How this rank has split a dataset for training and evaluation; likewise. None if that is not known.
 
         Raises:
@@ -208,7 +205,6 @@ class Guard:
             schedules,
             own_length=own_length,
             models=models,
-            datasets=datasets,
             split=split,
         )
         if self.state.world_size == 1:
@@ -932,14 +928,9 @@ class OtherRanks:
     """
 
     def __init__(self, state: State, speaker: Speaker, roll_call: RollCall) -> None:
-        from countoff.core.liveness.collectives import GroupCounts  # imports torch: only where there is another rank
-
         self.speaker = speaker
         self.began = began_at()
         self.report = roll_call.report
-        counts = GroupCounts(state.ranks)
-        self.issued, self.find_groups = counts.read, counts.find
-        self.recorded = counts.recorded
         self.state = state
 
     def compare(

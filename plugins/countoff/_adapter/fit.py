@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from countoff._adapter import kubeflow
-from countoff._adapter.held_datasets import held_datasets
+from countoff._adapter.held_datasets import dealt_rows
 from countoff._adapter.schedule_watch import Schedule, ScheduleWatch, run_length
 from countoff._adapter.split_sample import split_sample
 from countoff._adapter.torch_facts import learning_rates, schedule_positions
@@ -17,7 +17,6 @@ from countoff._adapter.weight_hashes import PendingReplicas, shared_models
 from countoff._adapter.whole_epochs import may_begin_inside, whole_epoch
 from countoff._adapter.words import Words
 from countoff.core import FitPlan, Guard, LoaderFacts, Settings, Verdict
-from countoff.core.checks.datasets import HeldDataset
 from countoff.core.checks.horizon import RunLength
 from countoff.core.checks.learning_rates import SchedulePlan
 from countoff.core.checks.model import SharedModel
@@ -196,15 +195,13 @@ class Fit:
         self.guard.trace_totals(self._totals_known, self._steps_left)
         if self._tells_kubeflow and self.own.rank == 0 and kubeflow.is_asked_for():
             self.guard.listen(kubeflow.StatusPosts(self))
-        split = self._split(loaders)
         self.guard.fit_start(
-            plan,
+            replace(plan, dataset_rows=self._dealt_rows(loaders.get(None))),
             versions,
             planned,
             own_length=own_length,
             models=self._shared_models(),
-            datasets=self._held_datasets(loaders, ends=split is None),
-            split=split,
+            split=self._split(loaders),
         )
         self._take_common_length(None)
 
@@ -384,29 +381,26 @@ class Fit:
         )
 
     def _shared_models(self) -> Sequence[SharedModel]:
-        compared = self.settings.levels.get("ModelMismatch") != "off"
-        if self._models is None or self.own.world_size == 1 or self.trains_apart or not compared:
+        if self._models is None or self.own.world_size == 1 or self.trains_apart:
             return ()
         with contextlib.suppress(Exception):  # as without a process group any more: nothing is proved then
             return shared_models(self._models())
         return ()
 
-    def _held_datasets(self, loaders: Mapping[str | None, Any], *, ends: bool) -> Sequence[HeldDataset]:
-        if not self._compares_data("DatasetsDiffer"):
-            return ()
-        rows = None if self.totals is None else self.totals.dataset_rows
-        own = self.own
-        found = held_datasets(loaders, dp_rank=own.dp_rank, dp_degree=own.dp_degree, train_rows=rows)
-        return [each if ends else each._replace(ends=None) for each in found]  # the split tells more than the ends
+    def _dealt_rows(self, loader: Any) -> int | None:
+        if not self._compares_data:
+            return None
+        known = None if self.totals is None else self.totals.dataset_rows
+        return dealt_rows(loader, dp_rank=self.own.dp_rank, dp_degree=self.own.dp_degree, known=known)
 
     def _split(self, loaders: Mapping[str | None, Any]) -> SplitSample | None:
-        if not self._compares_data("SplitLeak"):
+        if not self._compares_data or self.settings.levels.get("SplitLeak") == "off":
             return None
         return split_sample(loaders, dp_rank=self.own.dp_rank, dp_degree=self.own.dp_degree)
 
-    def _compares_data(self, kind: str) -> bool:
-        off = not self.settings.fingerprint_batches or self.settings.levels.get(kind) == "off"
-        return self.own.world_size > 1 and not off
+    @property
+    def _compares_data(self) -> bool:
+        return self.own.world_size > 1 and bool(self.settings.fingerprint_batches)
 
     def _totals_known(self) -> Mapping[str, float]:
         return {} if self.totals is None else self.totals.plan.metrics()

@@ -59,7 +59,6 @@ WORDS = Words(
         **EVEN,
         "DoubleSharded": "map-style datasets",
         "StreamsDiffer": "map-style datasets",
-        "DatasetsDiffer": "the map-style train dataset",
         "SplitLeak": "the first evaluation under `no_grad`",
         "PeersDiffer": "with a mesh",
         "ResumeMismatch": "with `state_dict()` in the checkpoint",

@@ -8,9 +8,18 @@ import pytest
 
 from countoff.core.checks.check import FitStart
 from countoff.core.checks.even import EvenCheck, judge_lengths
-from countoff.core.checks.plan import PROOF_FIELDS, agreed_fields, first_difference, judge_even_settings, judge_plans
+from countoff.core.checks.plan import (
+    PROOF_FIELDS,
+    PlanCheck,
+    agreed_fields,
+    first_difference,
+    judge_even_settings,
+    judge_plans,
+    judge_rows,
+)
 from countoff.core.checks.settings import judge_tick_batches
 from countoff.core.checks.versions import judge_versions
+from countoff.core.levels import effect
 from countoff.core.protocol.records import FitPlan
 from countoff.core.settings import Settings
 from countoff.core.state import State
@@ -70,6 +79,53 @@ def test_different_checkpoints_are_the_cause_of_different_positions() -> None:
     found = judge_plans({0: {"position": [1, 4, 7]}, 1: {"position": [0, 9, 5]}})
     assert found is not None
     assert remedy_for(found, {}).startswith("resume every rank from the same checkpoint")
+
+
+def compared(*plans: FitPlan) -> tuple[PlanCheck, list[Any]]:
+    """The check of the first rank, and what it has found."""
+    check = PlanCheck()
+    reports = {rank: check.report(FitStart(plan, {}), 500) for rank, plan in enumerate(plans)}
+    return check, [*filter(None, check.compare_reports(reports, complete=True, refused=False))]
+
+
+def test_datasets_of_other_rows_are_a_warning() -> None:
+    whole, odd = FitPlan(dataset_rows=96), FitPlan(dataset_rows=88)
+    check, [found] = compared(whole, whole, odd, whole)
+    said = "before the first batch, the train dataset has 88 rows on rank 2, 96 rows on ranks 0, 1, 3."
+    assert (found.sentence, found.ranks, found.standing) == (said, (2,), "out of step")
+    assert effect(found, {"PlanMismatch": "raise"}) == "warn"
+    assert check.datasets_differ
+    check, [found] = compared(whole, odd)
+    assert (found.ranks, found.standing) == ((0, 1), "differ")
+
+
+def test_rows_that_are_not_known_are_not_compared() -> None:
+    check, found = compared(FitPlan(dataset_rows=96), FitPlan(), FitPlan(dataset_rows=96))
+    assert (check.datasets_differ, found) == (False, [])
+    with pytest.raises(ValueError, match="expected a whole number"):
+        judge_rows({0: {"dataset_rows": 96}, 1: {"dataset_rows": "all"}})
+
+
+def test_lengths_that_differ_have_the_datasets_as_their_cause() -> None:
+    """It is said once, and a difference that has another cause is not said to have that one."""
+
+    def found(lengths: tuple[int, int], rows: tuple[int, int], **more: Any) -> Any:
+        plans = [
+            FitPlan(
+                batches_per_epoch=length, dataset_rows=rows[rank], **{key: each[rank] for key, each in more.items()}
+            )
+            for rank, length in enumerate(lengths)
+        ]
+        [verdict] = compared(*plans)[1]
+        return verdict
+
+    known = found((12, 11), (96, 88))
+    assert known.sentence == "before the first batch, batches_per_epoch is 12 on rank 0, 11 on rank 1."
+    assert known.why.startswith("The train dataset has 96 rows on rank 0, 88 rows on rank 1. ")
+    assert known.remedy.startswith("give every rank the same dataset")
+    assert effect(known, {}) == "raise"
+    assert "dataset" not in found((12, 11), (96, 96)).why
+    assert "dataset" not in found((12, 12), (96, 88), batch_size=(8, 9)).why
 
 
 def test_different_tick_batches_are_a_settings_mismatch() -> None:

@@ -4,6 +4,7 @@ import functools
 import itertools
 import random
 from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -373,3 +374,25 @@ def test_facts_are_none_where_nothing_is_dealt_out() -> None:
     data.elements = FirstElements()
     assert stream_facts(loader, data) is None
     assert stream_facts([1], data) is None
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_what_follows_from_other_datasets_is_not_said_again(known: bool) -> None:
+    """A shuffle with one seed gives datasets of other lengths other orders: the datasets have been named before."""
+    judges: list[Any] = []
+    identity = DataIdentity(State(0, 2, Settings(), {}), datasets_differ=lambda: known)
+    others: Any = SimpleNamespace(report=lambda name, record, judge, after: judges.append((record, judge, after)))
+    identity.fit_started(FitStart(FitPlan(dp_rank=0, dp_degree=2), {}), others)
+    span = SpanCounters("train epoch 0", started=4)
+    identity.span_opened(span, 0)
+    identity.read([1, 2])
+    identity.span_closing(span, "exhausted", orderly=True)
+    ((record, judge, after),) = judges
+    streams = [
+        StreamFacts("Accelerate", 2, prints=prints * 8, order="shuffled", sampler=True, length=length)
+        for prints, length in (("00000001", 96), ("00000002", 88))
+    ]
+    records = {rank: {**record, "stream": stream.to_json()} for rank, stream in enumerate(streams)}
+    found = [each.kind for each in judge(records) if each is not None]
+    assert found == ([] if known else ["StreamsDiffer"])
+    assert set(after) == {"splits"}

@@ -12,9 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from countoff.core.checks import (
-    collectives,
     data,
-    datasets,
     even,
     framework,
     horizon,
@@ -66,10 +64,7 @@ KINDS |= {
         resume.RESUME_MISMATCH,
         short.SHORT_RUN,
         weights.WEIGHTS_DIFFER,
-        model.MODEL_MISMATCH,
-        datasets.DATASETS_DIFFER,
         splits.SPLIT_LEAK,
-        collectives.COLLECTIVES_DIFFER,
         framework.UNSEEN_LOADER,
         horizon.WRONG_HORIZON,
         framework.WRONG_TOTAL,
@@ -87,7 +82,6 @@ class Checks(NamedTuple):
     """The checks of one guard, in the order in which they are told of each event: an earlier one finds first."""
 
     plan: plan.PlanCheck
-    datasets: datasets.DatasetCheck
     uneven: uneven.UnevenCheck
     steps: steps.StepCheck
     rank_map: rank_map.RankMapCheck
@@ -99,7 +93,6 @@ class Checks(NamedTuple):
     hosts: hosts.HostsCheck
     model: model.ModelCheck
     splits: splits.SplitCheck
-    collectives: collectives.CollectiveCheck
     weights: weights.Weights
     data: data.DataIdentity
     resumes: resume.Resumes
@@ -121,11 +114,10 @@ class Checks(NamedTuple):
             schedule: Returns them with where their schedules stand.
             hash_weights: Begins to compute the hashes of the weights; None where these are not compared.
         """
-        held, split = datasets.DatasetCheck(), splits.SplitCheck()
-        identity = data.DataIdentity(state, datasets_differ=lambda: held.found or split.found)
+        plans, split = plan.PlanCheck(), splits.SplitCheck()
+        identity = data.DataIdentity(state, datasets_differ=lambda: plans.datasets_differ or split.found)
         return cls(
-            plan=plan.PlanCheck(),
-            datasets=held,
+            plan=plans,
             uneven=uneven.UnevenCheck(state.settings),
             steps=steps.StepCheck(state),
             rank_map=rank_map.RankMapCheck(),
@@ -137,7 +129,6 @@ class Checks(NamedTuple):
             hosts=hosts.HostsCheck(state),
             model=model.ModelCheck(),
             splits=split,
-            collectives=collectives.CollectiveCheck(state),
             weights=weights.Weights(state, hash_weights),
             data=identity,
             resumes=resume.Resumes(state, identity, schedule),

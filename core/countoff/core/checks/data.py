@@ -271,8 +271,8 @@ class DataIdentity(Check):
             if found is None or found.kind != "StreamsDiffer" or not self._datasets_differ():  # it follows from that
                 yield found
 
-        # Both are reported first, and judged first too: the last rank's reports may come between two looks.
-        self._others.report(f"data/{span.opened}", record, judge, after=("datasets", "splits"))
+        # The splits are reported first, and judged first too: the last rank's reports may come between two looks.
+        self._others.report(f"data/{span.opened}", record, judge, after=("splits",))
 
 
 def _no_stream() -> None:

@@ -19,8 +19,7 @@ import torch.distributed as dist
 from countoff.core.at_exit import at_exit
 from countoff.core.checks.stalled import STALLED, judge_before_fit
 from countoff.core.ending.shutdown import print_to_stderr
-from countoff.core.liveness import stacks
-from countoff.core.liveness.collectives import GroupCounts
+from countoff.core.liveness import collectives, stacks
 from countoff.core.protocol.records import Records
 from countoff.core.settings import Settings
 from countoff.core.store.channel import Channel, knock
@@ -146,7 +145,6 @@ class _Watch:
         self._host, self._port = host, port
         self._seconds = seconds
         self._clock = 0.0
-        self._issued = GroupCounts(self._ranks)
         self._standing = Standing()
         self._gathered = Gathered(seconds)
         self._looks = self._waits = 0
@@ -180,7 +178,7 @@ class _Watch:
                 self._channel.release()
 
     def _look(self, now: float) -> None:
-        own = self._standing.look(stacks.main_thread(), self._issued(), now)
+        own = self._standing.look(stacks.main_thread(), collectives.numbers(), now)
         self._looks += 1
         if now < self._seconds / 2:
             return

@@ -66,7 +66,6 @@ def _rows(plan: RunPlan, options: Options) -> dict[str, object]:
         "tokens per sample": None if in_tokens else job.sequence_length,
         "pipeline micro-batches": _pipeline(plan),
         "batches per step": plan.gradient_accumulation_steps,
-        "optimizer updates per step": None if job.updates_per_step == 1 else job.updates_per_step,
         "samples per step": None if in_tokens else batches.global_batch_size,
         "tokens per step": batches.tokens_per_step,
         "batches per epoch and data rank": batches.batches_per_epoch,
@@ -133,7 +132,6 @@ def as_json(plan: RunPlan, options: Options) -> dict[str, Any]:
         "pipeline_microbatches": job.pipeline_microbatches,
         "pipeline_microbatches_inside_batch": job.microbatches_inside,
         "gradient_accumulation_steps": plan.gradient_accumulation_steps,
-        "updates_per_step": job.updates_per_step,
         "global_batch_size": None if in_tokens else batches.global_batch_size,
         "tokens_per_step": batches.tokens_per_step,
         "batches_per_epoch": batches.batches_per_epoch,
@@ -172,8 +170,6 @@ def print_origins(plan: RunPlan, console: Console) -> None:
         schedule = schedule.planned_for(steps)
     for name, origin in job.origins.items():
         value = sizes.get(name, getattr(job, name, None))
-        if name == "steps" and value is None and job.run_tokens is not None:
-            value = steps
         if value is None and schedule is not None:
             value = getattr(schedule, name, None)
         if origin.given:

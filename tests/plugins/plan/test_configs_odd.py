@@ -43,7 +43,8 @@ FIELDS: dict[ModuleType, str] = {
         warmup_steps learning_rate lr_scheduler_type lr_scheduler_kwargs lr_scheduler_kwargs.num_cycles
         lr_scheduler_kwargs.num_decay_steps lr_scheduler_kwargs.num_stable_steps lr_scheduler_kwargs.min_lr
         lr_scheduler_kwargs.min_lr_rate lr_scheduler_kwargs.power lr_scheduler_kwargs.timescale
-        accelerator_config accelerator_config.split_batches dataloader_drop_last deepspeed deepspeed.train_batch_size packing max_length""",
+        accelerator_config accelerator_config.split_batches dataloader_drop_last deepspeed deepspeed.train_batch_size
+        packing max_length""",
     llamafactory: """stage finetuning_type cutoff_len packing neat_packing streaming per_device_train_batch_size
         max_steps num_train_epochs warmup_ratio lr_scheduler_type lr_scheduler_kwargs.num_decay_steps
         tensor_model_parallel_size pipeline_model_parallel_size context_parallel_size""",

@@ -22,7 +22,6 @@ PARTS = {
     "even": ("cost", "even_cost", "tables"),
     "identity": ("cost", "fingerprint_cost", "tables"),
     "weights": ("cost", "weights_cost", "tables"),
-    "schedules": ("cost", "schedule_cost", "tables"),
     "trace": ("cost", "trace_cost", "tables"),
     "gpu": ("cost", "gpu_cost", "tables"),
     "report": ("cost", "report_cost", "tables"),
@@ -46,7 +45,6 @@ parts:
     even          even passes (uneven_train), Join, and an all_reduce of a flag per batch
     identity      one fingerprint of a batch, and the test whether one is due
     weights       the hashes of 100 million parameters (weights_every), and other ways to read them
-    schedules     one check of a learning-rate schedule (WrongHorizon)
     trace         a batch and an epoch's ends with a trace (trace_dir) and without, and the size of a trace
     gpu           a small transformer on a GPU: a plain loop, Lightning, and fingerprints; needs a GPU
     report        `countoff report` of traces of 8, 256 and 4,096 ranks

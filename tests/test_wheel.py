@@ -134,11 +134,6 @@ def test_the_command_line_runs_from_the_wheel(installed: Installed) -> None:
     plan = installed.run("countoff", "plan", "mpt.yaml", "--world-size", "8")
     assert plan.stderr == ""
     assert "8 samples × 8 data ranks" in plan.stdout
-    schedule = "\\nscheduler: {name: cosine_with_warmup, t_warmup: 2ba}"
-    assert installed.run("python", "-c", config.replace("10ba", f"10ba{schedule}")).returncode == 0
-    drawn = installed.run("countoff", "plan", "mpt.yaml", "--world-size", "8", "--curve")
-    assert drawn.stderr == ""
-    assert "E  end of the decay and of the run" in drawn.stdout
 
 
 def test_the_wheel_explains_verdicts_and_knows_its_version(installed: Installed) -> None:

@@ -108,7 +108,12 @@ def why_equal_lengths(state: Any) -> str | None:
 
 
 def made_with(function: Any) -> dict[str, Any]:
-    """Returns the values with which a function was made, by name; none for anything else."""
+    """Returns the values with which a function of Composer's was made, by name; none for anything else.
+
+    Composer keeps a scheduler, and an interval of evaluations, nowhere but in the function that it makes of them.
+    """
+    if not str(getattr(function, "__module__", "")).startswith("composer."):
+        return {}
     names = getattr(getattr(function, "__code__", None), "co_freevars", ())
     cells = getattr(function, "__closure__", None) or ()
     return {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}

@@ -64,7 +64,6 @@ from flags, or from both; a flag wins over the file.
 
     countoff plan --batch-size 2 --seq-len 2048 --world-size 4
     countoff plan llama3_8b.toml --world-size 8,64,512
-    countoff plan llama3_8b.toml --world-size 64 --curve
     countoff plan --batch-size 4 --dataset-size 1000 --epochs 3 --world-size 16
     countoff plan my_configs:llama3_8b --nodes 2 --ranks-per-node 8 --explain
 
@@ -505,21 +504,11 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
     _config_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print JSON, for a program")
     parser.add_argument("--explain", action="store_true", help="print where each number comes from")
-    parser.add_argument("--curve", action="store_true", help="draw the learning rate of the file's schedule")
-    changing = parser.add_argument_group("a global batch that changes")
-    changing.add_argument(
-        "--ramp",
-        metavar="START,STEP,SAMPLES",
-        help="Megatron's --rampup-batch-size: the global batch grows from START by STEP over SAMPLES samples",
-    )
-    changing.add_argument(
+    parser.add_argument(
         "--resume-samples",
         metavar="N",
         help="samples already seen over all data ranks; prints the batches that each data rank has done",
     )
-    scaling = parser.add_argument_group("learning rate")
-    scaling.add_argument("--lr", metavar="X", help="a learning rate that was tuned for --lr-batch")
-    scaling.add_argument("--lr-batch", metavar="N", help="the global batch size for which --lr was tuned")
 
 
 def _check_arguments(parser: argparse.ArgumentParser) -> None:

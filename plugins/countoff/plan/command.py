@@ -16,13 +16,12 @@ from countoff._terminal import console
 from countoff.core import formats
 from countoff.core.ranks import INFERRED, ORDERS
 from countoff.core.words import nearest
-from countoff.plan import drawing, table
+from countoff.plan import table
 from countoff.plan.checks import Unchecked, check_job, check_length, unchecked, unchecked_line
 from countoff.plan.issues import CODES, ConfigIssue, Level, worst_first
 from countoff.plan.job import Job, JobError, Origin, RunPlan
 from countoff.plan.launches import read_launch
 from countoff.plan.readers import read_command, read_job
-from countoff.plan.schedules import MegatronSchedule
 
 __all__ = ["check", "plan"]
 
@@ -57,29 +56,23 @@ def plan(chosen: argparse.Namespace) -> int:
     Raises:
         ValueError: If there is no plan; the message is one line with the reason.
     """
-    name = next(iter(_configs(chosen)), None)
+    _configs(chosen)
     job = _job(chosen)
     plans = [RunPlan.of(job, world_size=world_size) for world_size in _world_sizes(chosen, job)]
-    options = table.Options(_learning_rate(chosen), _ramp(chosen, job), _resume_samples(chosen))
+    options = table.Options(_resume_samples(chosen))
     issues = [worst_first([*job.issues, *check_length(one)]) for one in plans]
     if chosen.json:
         _print_json(
             [
-                {"format": formats.JSON_OUTPUT}
-                | table.as_json(one, options)
-                | table.issues_as_json(found)
-                | (drawing.as_json(one, options, name) if chosen.curve else {})
+                {"format": formats.JSON_OUTPUT} | table.as_json(one, options) | table.issues_as_json(found)
                 for one, found in zip(plans, issues, strict=True)
             ]
         )
         return 0
-    curves = drawing.drawings(plans, options, name) if chosen.curve else []
     output = console()
     table.print_table(plans, options, output)
     for one in plans:
         output.print(Text(f"{one.ranks.world_size} ranks: {one.identity}", style="bold"))
-    for curve in curves:
-        curve.print()
     if chosen.explain:
         table.print_origins(plans[0], output)
     for issue in worst_first(issue for found in issues for issue in found):
@@ -280,15 +273,10 @@ def _job(chosen: argparse.Namespace) -> Job:
         origins.pop(other, None)
     changes["sizes"] = _sizes(chosen, job, origins)
     batch = changes.get("global_batch_size")
-    if (
-        isinstance(batch, int)
-        and job.run_samples is not None
-        and job.ramp is None
-        and isinstance(job.schedule, MegatronSchedule)
-    ):
+    if isinstance(batch, int) and job.run_samples is not None and job.ramp is None and job.schedule is not None:
         # A run in samples has fewer steps with a larger batch.
         changes.setdefault("steps", max(job.run_samples // batch, 1))
-        changes["schedule"] = dataclasses.replace(job.schedule, units_per_step=batch)
+        changes["schedule"] = dataclasses.replace(job.schedule, per_step=batch)
     return dataclasses.replace(job, origins=origins, **changes)  # pyright: ignore[reportArgumentType]
 
 
@@ -334,29 +322,6 @@ def _world_sizes(chosen: argparse.Namespace, job: Job) -> list[int]:
     name = "the command" if chosen.command else chosen.config
     not_in_file = f"{name} does not say; " if name else ""
     raise ValueError(f"how many ranks? {not_in_file}give --world-size N, or --nodes N --ranks-per-node N")
-
-
-def _learning_rate(chosen: argparse.Namespace) -> tuple[float, int] | None:
-    if chosen.lr is None and chosen.lr_batch is None:
-        return None
-    if chosen.lr is None or chosen.lr_batch is None:
-        raise ValueError("--lr and --lr-batch need each other: the rate, and the global batch size it was tuned for")
-    try:
-        rate = float(chosen.lr)
-    except ValueError:
-        raise ValueError(f"--lr must be a number above 0, got {chosen.lr}") from None
-    if not 0 < rate < float("inf"):
-        raise ValueError(f"--lr must be a number above 0, got {chosen.lr}")
-    return rate, _parse_count("lr_batch", chosen.lr_batch)
-
-
-def _ramp(chosen: argparse.Namespace, job: Job) -> tuple[int, int, int] | None:
-    if chosen.ramp is None:
-        return job.ramp
-    parts = [_parse_count("ramp", part) for part in chosen.ramp.split(",")]
-    if len(parts) != 3:
-        raise ValueError(f"--ramp must be START,STEP,SAMPLES, got {chosen.ramp}")
-    return parts[0], parts[1], parts[2]
 
 
 def _resume_samples(chosen: argparse.Namespace) -> int | None:

@@ -18,7 +18,7 @@ from countoff.core.counts.samples import strided_pass
 from countoff.core.plan import BatchPlan, LoaderFacts
 from countoff.core.ranks import INFERRED, RankMap
 from countoff.plan.issues import ConfigIssue, counted
-from countoff.plan.schedules import Schedule
+from countoff.plan.schedules import ConfiguredSchedule
 
 __all__ = ["Job", "JobError", "Origin", "RunPlan"]
 
@@ -93,7 +93,7 @@ class Job:
         data_ends: Whether each dp_rank reads its own data once, so that dp_ranks may run out at different steps.
         refilled_dim: The dim that the framework changes where the sizes do not multiply to the world size; else None.
         learning_rate: The configured learning rate; None if unknown.
-        schedule: The learning-rate schedule; None if its curve is unknown.
+        schedule: The learning-rate schedule; None if its end is unknown.
         origins: Where each of these numbers comes from, by its name here.
         issues: What the reader of the configuration found wrong, or worth knowing.
         own_checks: What is checked for this framework alone: each returns issues of the run and of its ranks.
@@ -129,7 +129,7 @@ class Job:
     data_ends: bool = False
     refilled_dim: str | None = None
     learning_rate: float | None = None
-    schedule: Schedule | None = None
+    schedule: ConfiguredSchedule | None = None
     origins: Mapping[str, Origin] = field(default_factory=dict[str, Origin])
     issues: tuple[ConfigIssue, ...] = ()
     own_checks: tuple[Callable[[Job, RankMap], Iterable[ConfigIssue]], ...] = ()

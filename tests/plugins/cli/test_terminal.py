@@ -78,7 +78,7 @@ def test_a_trace_as_text_is_in_colour_on_a_terminal_only(printed: Printed, tmp_p
     assert "\x1b[33m≠ 90 / 90\x1b[0m" in shown
 
 
-@pytest.mark.parametrize("more", [("plan", "--curve"), ("check",), ("explain", "UnevenBatches"), ("top", "--once")])
+@pytest.mark.parametrize("more", [("plan",), ("check",), ("explain", "UnevenBatches"), ("top", "--once")])
 @pytest.mark.parametrize(
     ("variables", "coloured"),
     [({}, True), ({"NO_COLOR": "1"}, False), ({"NO_COLOR": "1", "FORCE_COLOR": "1"}, False)],

@@ -70,7 +70,6 @@ def test_a_sound_torchtitan_config_has_no_fault(tmp_path: Path, changes: dict[st
         ({"warmup": 100}, 16, ("silent", "warm-up"), "cuts the warm-up to 100 and the learning rate never decays"),
         ({"warmup": 200}, 16, ("silent", "warm-up"), "lr_scheduler.warmup_steps is 200 and training.steps is 100"),
         ({"schedule": "total_steps = 50"}, 16, ("silent", "horizon"), "from step 52 on the learning rate is negative"),
-        ({"schedule": "total_steps = 50"}, 16, ("silent", "horizon"), "-1.225 of the configured one"),
         (
             {"schedule": "total_steps = 50\ndecay_type = 'sqrt'"},
             16,
@@ -81,7 +80,7 @@ def test_a_sound_torchtitan_config_has_no_fault(tmp_path: Path, changes: dict[st
             {"schedule": "total_steps = 50\ndecay_type = 'cosine'\nmin_lr_factor = 0.1"},
             16,
             ("silent", "horizon"),
-            "the schedule ends 50 steps early; the last step has",
+            "the schedule ends 50 steps early, and the learning rate rises again",
         ),
     ],
 )

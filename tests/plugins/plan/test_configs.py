@@ -78,7 +78,7 @@ def test_torchtitans_toml_of_every_era_is_the_same_run(configs: ConfigDirectory,
     assert plan.ranks.sizes == (2, 1, 4, 1, 2)
     assert plan.batches.tokens_per_step == 2 * 2048 * 4
     assert job.schedule is not None
-    assert (job.schedule.warmup_steps, job.schedule.horizon_steps) == (5, 100)
+    assert (job.schedule.warmup, job.schedule.horizon) == (5, None)
     assert job.pipeline_microbatches == 2
     assert job.issues == ()
 
@@ -214,7 +214,7 @@ def test_composers_global_batch_is_shared_by_the_data_ranks(configs: ConfigDirec
     assert plan.batches.tokens_per_step == 256 * 2048
     assert (job.steps, job.drop_last, job.micro_batch_size) == (4800, True, 4)
     assert job.schedule is not None
-    assert (job.schedule.warmup_steps, job.schedule.horizon_steps) == (100, 4800)
+    assert (job.schedule.warmup, job.schedule.in_run(4800).tick) == (100, 4800)
 
 
 @pytest.mark.parametrize(

@@ -10,21 +10,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from countoff.plan.fields import ConfigError, Count, Fields
 from countoff.plan.formats import Format
 from countoff.plan.job import Job, Origin
-from countoff.plan.schedules import WarmupDecay
+from countoff.plan.schedules import ConfiguredSchedule
 
 __all__ = ["FORMAT", "read"]
 
 _DURATION = re.compile(r"(\d[\d_]*(?:\.\d+)?(?:[eE]\d+)?)\s*(ba|ep|sp|tok|dur|iter|sec)")
-_CURVES = {
-    "cosine_with_warmup": "cosine",
-    "linear_decay_with_warmup": "linear",
-    "constant_with_warmup": "constant",
-}
+_SCHEDULERS = ("cosine_with_warmup", "linear_decay_with_warmup", "constant_with_warmup")
 _MESH = {  # composer/utils/parallelism.py:25, :26 and :181 of Composer 0.32.1
     "data_parallel_replicate": Count("fsdp_config.data_parallel_replicate_degree", 1),
     "data_parallel_shard": Count("fsdp_config.data_parallel_shard_degree", -1, unset=(-1,)),
@@ -111,9 +107,9 @@ def _steps(path: str, duration: tuple[float, str], batch: int | None, length: in
     return None if per_step is None else -(-amount // per_step)
 
 
-def _schedule(fields: Fields, steps: int | None, batch: int | None, length: int | None) -> WarmupDecay | None:
-    curve = _CURVES.get(fields.text("scheduler.name") or "")
-    if curve is None:
+def _schedule(fields: Fields, steps: int | None, batch: int | None, length: int | None) -> ConfiguredSchedule | None:
+    name = fields.text("scheduler.name")
+    if name not in _SCHEDULERS:
         return None
     warmup, warmup_part = _duration_in_steps(fields, "warmup_steps", "scheduler.t_warmup", "0ba", steps, batch, length)
     horizon, horizon_part = _duration_in_steps(fields, "horizon_steps", "scheduler.t_max", "1dur", steps, batch, length)
@@ -123,8 +119,8 @@ def _schedule(fields: Fields, steps: int | None, batch: int | None, length: int 
         return None  # a warm-up of an unknown number of steps, in a schedule of a known one
     if not horizon and (steps is not None or horizon_part is None):
         return None
-    lowest = fields.number("min_factor", "scheduler.alpha_f", 0.0) or 0.0
-    return WarmupDecay(cast("Any", curve), warmup, horizon, lowest, warmup_part, horizon_part)
+    lowest = 1.0 if name == "constant_with_warmup" else fields.number("min_factor", "scheduler.alpha_f", 0.0) or 0.0
+    return ConfiguredSchedule(warmup, warmup_part, horizon=horizon, horizon_part=horizon_part, lowest=lowest)
 
 
 def _compare_epochs(fields: Fields, epochs: int) -> None:

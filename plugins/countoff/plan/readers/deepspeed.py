@@ -13,7 +13,7 @@ from typing import Any
 from countoff.plan.fields import Count, Fields
 from countoff.plan.formats import Format
 from countoff.plan.job import Job
-from countoff.plan.schedules import WarmupDecay
+from countoff.plan.schedules import ConfiguredSchedule
 
 __all__ = ["FORMAT", "read"]
 
@@ -70,7 +70,7 @@ def _rate(fields: Fields) -> float | None:
     return fields.number("learning_rate", "optimizer.params.lr")
 
 
-def _schedule(fields: Fields) -> WarmupDecay | None:
+def _schedule(fields: Fields) -> ConfiguredSchedule | None:
     """Returns the schedule of WarmupDecayLR and WarmupCosineLR, which have a warm-up and an end; None for others."""
     if fields.text("scheduler.type") not in ("WarmupDecayLR", "WarmupCosineLR"):
         return None
@@ -78,8 +78,7 @@ def _schedule(fields: Fields) -> WarmupDecay | None:
     warmup = fields.count("warmup_steps", Count("scheduler.params.warmup_num_steps", 1000, unset=_AUTO, minimum=0))
     if total is None or fields.text("scheduler.params.warmup_num_steps") == "auto":
         return None
-    curve = "linear" if fields.text("scheduler.type") == "WarmupDecayLR" else "cosine"
-    return WarmupDecay(curve, warmup or 0, total)
+    return ConfiguredSchedule(warmup or 0, horizon=total)
 
 
 FORMAT = Format(

@@ -6,15 +6,16 @@ The comments name the lines of lingua at 437d680e.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any
 
 from countoff.core.ranks import RankMap
 from countoff.plan.fields import Count, Fields
 from countoff.plan.formats import Format
 from countoff.plan.issues import ConfigIssue
 from countoff.plan.job import Job
-from countoff.plan.schedules import LinguaSchedule
+from countoff.plan.schedules import ConfiguredSchedule
 
 __all__ = ["FORMAT", "read"]
 
@@ -42,32 +43,45 @@ def read(data: Mapping[str, Any]) -> Job:
         ConfigError: If a field has a wrong type or is outside its domain.
     """
     fields = Fields(data)
-    counts = fields.counts(_COUNTS)
     return fields.job(
         "lingua",
         "lingua",
         fields.counts(_MESH),
-        **counts,
+        **fields.counts(_COUNTS),
         refilled_dim="dp_replicate",  # apps/main/train.py:154
         learning_rate=fields.number("learning_rate", "optim.lr", 3e-4),  # lingua/optim.py:16
-        schedule=_schedule(fields, counts["steps"] or 1),
+        schedule=_schedule(fields),
         chunks=_chunks(fields),
-        own_checks=(_check_dp_ranks, _check_chunks),
+        own_checks=(_check_dp_ranks, _check_chunks, partial(_note_first_step, _after_the_last_step(fields))),
     )
 
 
-def _schedule(fields: Fields, steps: int) -> LinguaSchedule:
+def _schedule(fields: Fields) -> ConfiguredSchedule:
+    """Returns the schedule, which is as long as the run: lingua has no other horizon."""
     curve = fields.choice("optim.scheduler", _SCHEDULERS, "cosine")
-    return LinguaSchedule(
-        cast("Literal['constant', 'linear', 'inv_sqrt', 'cosine', 'wsd']", curve),
-        warmup_steps=fields.count("warmup_steps", Count("optim.warmup", 2000, minimum=0)) or 0,
-        horizon_steps=steps,
-        min_factor=fields.number("min_factor", "optim.lr_min_ratio", 0.1) or 0.0,
-        cycle_length=fields.number("cycle_length", "optim.cycle_length", 1.0) or 1.0,
-        cosine_theta=fields.number("cosine_theta", "optim.cosine_theta", 1.0) or 1.0,
-        decay_fraction=fields.number("decay_fraction", "optim.decay_fraction", 0.1) or 0.0,
-        exp_factor=fields.number("exp_factor", "optim.exp_factor", 0.5) or 0.5,
+    warmup = fields.count("warmup_steps", Count("optim.warmup", 2000, minimum=0)) or 0  # lingua/optim.py:24
+    return ConfiguredSchedule(
+        0 if curve == "constant" else warmup,
+        lowest=fields.number("min_factor", "optim.lr_min_ratio", 0.1) or 0.0,  # lingua/optim.py:25
+        divides_by_zero=curve in ("linear", "cosine"),
     )
+
+
+def _after_the_last_step(fields: Fields) -> str:
+    if fields.choice("optim.scheduler", _SCHEDULERS, "cosine") != "cosine":
+        return ""
+    return "; after its last step the cosine is back at 1.0, which a run that is extended starts with"
+
+
+def _note_first_step(after: str, job: Job, _: RankMap) -> Iterator[ConfigIssue]:
+    """Yields the note that the first step changes no weight.
+
+    Args:
+        after: What else the note says.
+        job: The run.
+    """
+    if job.schedule is not None and job.schedule.warmup:
+        yield ConfigIssue("note", "first-step", f"the first step of lingua has a learning rate of 0{after}")
 
 
 def _chunks(fields: Fields) -> dict[str, int]:

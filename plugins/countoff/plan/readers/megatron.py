@@ -18,7 +18,7 @@ from countoff.plan.fields import ConfigError, Count, Fields
 from countoff.plan.formats import Format
 from countoff.plan.job import Job, Origin
 from countoff.plan.ramp import Ramp
-from countoff.plan.schedules import MegatronSchedule
+from countoff.plan.schedules import ConfiguredSchedule
 
 __all__ = ["FORMAT", "read"]
 
@@ -33,7 +33,6 @@ _COUNTS = {
     "sequence_length": Count("--seq-length"),  # arguments.py:3305
 }
 _STYLES = ("constant", "linear", "cosine", "inverse-square-root", "WSD")
-_WSD_STYLES = ("exponential", "linear", "cosine", "minus_sqrt")
 _SUFFIXES = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 # More steps than any ramp has.
 _LONGEST_RAMP = 1_000_000
@@ -165,10 +164,9 @@ def _stages(fields: Fields, sequence_length: int | None) -> tuple[tuple[int, int
 
 def _schedule(
     fields: Fields, length: _Length, batch: int | None, ramp: tuple[int, int, int] | None
-) -> MegatronSchedule | None:
+) -> ConfiguredSchedule | None:
     """Returns the schedule; None if its decay or its warm-up is not known, or Megatron-LM refuses it."""
     style = fields.choice("--lr-decay-style", _STYLES, "linear")
-    curve = fields.choice("--lr-wsd-decay-style", _WSD_STYLES, "exponential")
     rate = fields.number("learning_rate", "--lr")
     lowest = fields.number("", "--min-lr", 0.0) or 0.0
     first = fields.number("", "--lr-warmup-init", 0.0) or 0.0
@@ -190,20 +188,16 @@ def _schedule(
         _keep_written(fields, "warmup_steps", warmup or 0)
     if unit == "samples":
         _keep_written(fields, "horizon_steps", decay)
-    # Megatron-LM turns iterations into samples. Only this curve, without a warm-up, depends on that.
-    times = batch if unit == "iters" and style == "inverse-square-root" and batch is not None else 1
-    return MegatronSchedule(
-        cast("Any", style),
-        warmup=((warmup or 0) if fraction is None else fraction * decay) * times,
-        decay=decay * times,
-        min_factor=lowest / rate,
-        init_factor=first / rate,
-        units_per_step=per_step * times,
+    own = fields.has(f"--lr-decay-{unit}")
+    return ConfiguredSchedule(
+        warmup or 0 if fraction is None else fraction * decay,
+        warmup_part=None if own else fraction,
+        horizon=decay if own else None,
+        lowest=1.0 if style == "constant" else lowest / rate,
+        may_be_held=True,
+        linear_warmup=not first,
+        per_step=per_step,
         growth=tuple(_growing(ramp, per_step).pieces()) if ramp and unit == "samples" and not _too_long(ramp) else (),
-        own_decay=fields.has(f"--lr-decay-{unit}"),
-        warmup_fraction=fraction,
-        wsd_decay=(wsd or 0) * times,
-        wsd_style=cast("Any", curve),
     )
 
 

@@ -119,7 +119,7 @@ def read(config: Any) -> Job:
         **(_tokens if in_tokens else _sequences)(fields, has_pipeline=mesh["pp"] != 1),
         steps=steps,
         data_ends=not fields.flag("dataloader.infinite", True),
-        schedule=schedule_of(fields, steps or 1),
+        schedule=schedule_of(fields),
     )
 
 

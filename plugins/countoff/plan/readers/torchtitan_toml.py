@@ -8,13 +8,14 @@ of 0.2.2, and the comments name its lines in ``torchtitan/config/job_config.py``
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Any, Literal, cast
+from typing import Any
 
 from countoff.plan.fields import Count, Fields
 from countoff.plan.formats import Format
 from countoff.plan.job import Job
-from countoff.plan.schedules import TorchTitanSchedule
+from countoff.plan.schedules import ConfiguredSchedule
 
 __all__ = ["FORMAT", "read", "schedule_of"]
 
@@ -58,6 +59,7 @@ _COUNTS = {
     "global_batch_size": Count("training.global_batch_size", unset=(-1,)),  # :256
     "steps": Count("training.steps", 10_000),  # :267
 }
+_WARMUP = Count(("lr_scheduler.warmup_steps", "training.warmup_steps"), 200, minimum=0)  # :170
 
 
 def read(data: Mapping[str, Any]) -> Job:
@@ -80,30 +82,44 @@ def read(data: Mapping[str, Any]) -> Job:
         **counts,
         pipeline_microbatches=_microbatches(fields, mesh["pp"] or 1, counts["batch_size"] or 1),
         learning_rate=fields.number("learning_rate", "optimizer.lr"),
-        schedule=schedule_of(fields, counts["steps"] or 1),
+        schedule=schedule_of(fields),
     )
 
 
-def schedule_of(fields: Fields, steps: int) -> TorchTitanSchedule:
+def schedule_of(fields: Fields) -> ConfiguredSchedule:
     """Returns the learning-rate schedule of a TorchTitan configuration, TOML or Python.
+
+    TorchTitan cuts a warm-up that is longer than the horizon. After a linear or square-root decay, the factor falls on
+    along its curve, below the lowest one and below 0: the stable part has one step more, so that the last step of the
+    horizon is not at the lowest factor.
 
     Args:
         fields: The configuration.
-        steps: Optimizer steps of the run; the horizon of the schedule where none is configured.
 
     Raises:
         ConfigError: If a field has a wrong type or is outside its domain.
     """
-    warmup = Count(("lr_scheduler.warmup_steps", "training.warmup_steps"), 200, minimum=0)  # :170
+    warmup = fields.count("warmup_steps", _WARMUP) or 0
     curve = fields.choice("lr_scheduler.decay_type", ("linear", "sqrt", "cosine"), "linear")
-    return TorchTitanSchedule(
-        warmup_steps=fields.count("warmup_steps", warmup) or 0,
-        horizon_steps=fields.count("horizon_steps", Count("lr_scheduler.total_steps", steps)) or steps,  # :175
-        decay_ratio=fields.number("decay_ratio", "lr_scheduler.decay_ratio"),  # :183
-        decay_type=cast("Literal['linear', 'sqrt', 'cosine']", curve),
-        min_factor=fields.number("min_factor", ("lr_scheduler.min_lr_factor", "lr_scheduler.lr_min"), 0.0) or 0.0,
-        own_horizon=fields.has("lr_scheduler.total_steps"),
+    horizon = fields.count("horizon_steps", Count("lr_scheduler.total_steps"))  # :175
+    lowest = fields.number("min_factor", ("lr_scheduler.min_lr_factor", "lr_scheduler.lr_min"), 0.0) or 0.0  # :200
+    decay = _decay_of(horizon or 0, warmup, fields.number("", "lr_scheduler.decay_ratio"))  # :183
+    beyond = "none" if not decay else "rises" if curve == "cosine" else "falls"
+    below_zero = 1 / (1 - lowest) ** (2 if curve == "sqrt" else 1) - 1 if 0 <= lowest < 1 else 0.0
+    return ConfiguredSchedule(
+        warmup,
+        horizon=horizon,
+        lowest=lowest,
+        beyond=beyond,
+        falls_below_zero=math.floor(below_zero * decay) + 2,
+        cuts_warmup=True,
     )
+
+
+def _decay_of(horizon: int, warmup: int, ratio: float | None) -> int:
+    """Returns the steps of the decay, after TorchTitan has cut them."""
+    left = horizon - min(warmup, horizon)
+    return left if ratio is None else min(round(horizon * ratio), left)
 
 
 def _microbatches(fields: Fields, pipeline: int, batch_size: int) -> int:

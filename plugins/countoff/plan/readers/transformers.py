@@ -16,7 +16,7 @@ from typing import Any, cast
 from countoff.plan.fields import ConfigError, Count, Fields
 from countoff.plan.formats import Format
 from countoff.plan.job import Job, Origin
-from countoff.plan.schedules import TrainerSchedule
+from countoff.plan.schedules import ConfiguredSchedule
 
 __all__ = ["FORMAT", "read", "read_run", "read_schedule"]
 
@@ -27,7 +27,6 @@ _SCHEDULERS = (
     *("linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt"),
     *("reduce_lr_on_plateau", "cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay", "greedy"),
 )
-_WARMUP_CURVES = ("linear", "cosine", "1-sqrt")
 
 
 def read(data: Mapping[str, Any]) -> Job:
@@ -89,7 +88,7 @@ def read_run(fields: Fields) -> dict[str, Any]:
     }
 
 
-def read_schedule(fields: Fields, run: Mapping[str, Any], *, thirds: bool = False) -> TrainerSchedule | None:
+def read_schedule(fields: Fields, run: Mapping[str, Any], *, thirds: bool = False) -> ConfiguredSchedule | None:
     """Returns the learning-rate schedule of a Trainer; None if it depends on the loss, or the Trainer refuses it.
 
     Args:
@@ -112,23 +111,17 @@ def read_schedule(fields: Fields, run: Mapping[str, Any], *, thirds: bool = Fals
         return None
     if curve == "warmup_stable_decay":
         fields.origins["horizon_steps"] = Origin("warm-up + num_stable_steps + num_decay_steps")
-    schedule = TrainerSchedule(
-        cast("Any", curve),
-        warmup_steps=warmup_steps,
-        warmup_part=warmup_part,
-        min_factor=_min_factor(fields, run["learning_rate"], curve),
-        warmup_curve=cast("Any", fields.choice("lr_scheduler_kwargs.warmup_type", _WARMUP_CURVES, "linear")),
-        start_factor=fields.number("", "lr_scheduler_kwargs.warmup_lr_rate"),
-        cycles=fields.number("", "lr_scheduler_kwargs.num_cycles", 1.0 if curve == "cosine_with_restarts" else 0.5)
-        or 0,
-        power=fields.number("", "lr_scheduler_kwargs.power", 1.0) or 0.0,
-        timescale=fields.count("", Count("lr_scheduler_kwargs.timescale")),
-        stable_steps=fields.count("", Count("lr_scheduler_kwargs.num_stable_steps", minimum=0)),
-        decay_steps=fields.count("", Count("lr_scheduler_kwargs.num_decay_steps", minimum=0)),
-        decay_curve=cast("Any", fields.choice("lr_scheduler_kwargs.decay_type", _WARMUP_CURVES, "cosine")),
-        thirds=thirds,
+    stable = curve == "warmup_stable_decay"
+    return ConfiguredSchedule(
+        warmup_steps,
+        warmup_part,
+        rounds_up=True,
+        lowest=fields.number("", "lr_scheduler_kwargs.min_lr_ratio", 0.0) or 0.0 if stable else 0.0,
+        linear_warmup=curve != "cosine_warmup_with_min_lr" and not stable,
+        stable=fields.count("", Count("lr_scheduler_kwargs.num_stable_steps", minimum=0)),
+        falling=fields.count("", Count("lr_scheduler_kwargs.num_decay_steps", minimum=0)),
+        phases=None if not stable else "thirds" if thirds else "rest",
     )
-    return schedule if run["steps"] is None else schedule.planned_for(run["steps"])
 
 
 def _with_parsed_json(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -183,20 +176,6 @@ def _note_no_warmup(fields: Fields) -> None:
     key = fields.origins["warmup_steps"].key
     text = f"{key} is {fields.text(key)}, and lr_scheduler_type constant has no warm-up: the first step has the full"
     fields.note("warm-up", f"{text} learning rate; use constant_with_warmup", "silent")
-
-
-def _min_factor(fields: Fields, rate: float | None, curve: str) -> float:
-    if curve == "warmup_stable_decay":
-        return fields.number("", "lr_scheduler_kwargs.min_lr_ratio", 0.0) or 0.0
-    if curve == "polynomial":
-        end = fields.number("", "lr_scheduler_kwargs.lr_end", 1e-7) or 0.0
-        return end / rate if rate else 0.0
-    if curve not in ("cosine_with_min_lr", "cosine_warmup_with_min_lr"):
-        return 0.0
-    if fields.has("lr_scheduler_kwargs.min_lr_rate"):
-        return fields.number("", "lr_scheduler_kwargs.min_lr_rate", 0.0) or 0.0
-    lowest = fields.number("", "lr_scheduler_kwargs.min_lr", 0.0) or 0.0
-    return lowest / rate if rate else 0.0
 
 
 def _deepspeed(fields: Fields) -> Mapping[str, Any]:

@@ -271,7 +271,6 @@ def _job(chosen: argparse.Namespace) -> Job:
         other = "epochs" if chosen.epochs is None else "steps"
         changes[other] = None
         origins.pop(other, None)
-        changes["run_tokens"] = None
     changes["sizes"] = _sizes(chosen, job, origins)
     batch = changes.get("global_batch_size")
     if isinstance(batch, int) and job.run_samples is not None and job.ramp is None and job.schedule is not None:

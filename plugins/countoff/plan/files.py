@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from countoff.plan.fields import ConfigError, JsonObject
+from countoff.plan.fields import ConfigError
 
 __all__ = ["data_of"]
 
@@ -69,11 +69,6 @@ def _toml(text: str) -> object:
     return parser.loads(text)
 
 
-def _json(text: str) -> object:
-    found = json.loads(text)
-    return JsonObject(found) if isinstance(found, dict) else found
-
-
 def _yaml(text: str) -> object:
     import yaml
 
@@ -88,4 +83,4 @@ def _yaml(text: str) -> object:
         raise ValueError(f"line {line}: a character that YAML does not allow: {text[error.position]!r}") from None
 
 
-_PARSERS: dict[str, Callable[[str], object]] = {".toml": _toml, ".json": _json, ".yaml": _yaml, ".yml": _yaml}
+_PARSERS: dict[str, Callable[[str], object]] = {".toml": _toml, ".json": json.loads, ".yaml": _yaml, ".yml": _yaml}

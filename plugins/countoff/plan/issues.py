@@ -15,29 +15,22 @@ __all__ = ["CODES", "ConfigIssue", "Level", "counted", "worst_first"]
 Level = Literal["silent", "stops", "note"]
 CODES = {
     "dims": "sizes of the mesh do not multiply to the world size, or leave no whole number to infer",
-    "batch": "a global batch, a ramp or a mini-batch does not divide, or three batch numbers disagree",
+    "batch": "a global batch or a ramp does not divide, or three batch numbers disagree",
     "dp-rank": "by lingua's formula for the share that a rank reads, data stays unread",
-    "chunks": "lingua would never read some files, or stops at them",
+    "chunks": "lingua would never read some files",
     "warm-up": "a warm-up is longer than the run or than its own schedule, or the scheduler leaves it out",
     "horizon": "a learning-rate schedule does not end where the run ends",
     "uneven": "ranks have different numbers of batches, so the first one without data leaves the others waiting",
     "override": "the framework sets a dim to another value, with a line in its log",
-    "experts": "the ranks do not divide by those of expert parallelism",
-    "sequence-length": "the sequence length does not divide by what the mesh needs",
-    "micro-batches": "a batch does not divide into micro-batches, or how it is cut into them is worth knowing",
-    "mesh": "sizes of the mesh contradict one another",
-    "machines": "the numbers of machines, processes and ranks contradict one another",
+    "micro-batches": "how a batch is cut into micro-batches",
+    "machines": "the processes do not divide by the machines",
     "world-size": "the configuration is for another number of ranks than the check",
     "unknown-field": "nothing reads a field: it may be misspelt",
-    "exponent": "a number is read as text: 2e-5 in YAML, which has no point, or one in quotes in JSON",
     "first-step": "the first optimizer step has a learning rate of 0",
     "data-ranks": "several ranks read the same share, so samples and tokens count once for all of them",
     "length": "the run has no step at all, has no end, or two lengths are given and one has no effect",
     "repeats": "samples are read more than once, so that each rank has as many",
     "dropped": "samples are left out, so that each rank has as many",
-    "checkpoints": "the framework refuses these intervals of saves and evaluations together",
-    "learning-rate": "the function of the scheduler refuses an option, or does not use it",
-    "deepspeed": "DeepSpeed's file and the arguments of the Trainer give different numbers",
 }
 """The short names of all kinds of issues, and what each means."""
 _ORDER: tuple[Level, ...] = ("silent", "stops", "note")

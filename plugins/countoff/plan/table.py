@@ -61,7 +61,6 @@ def _rows(plan: RunPlan, options: Options) -> dict[str, object]:
         "tokens per sample": None if in_tokens else job.sequence_length,
         "pipeline micro-batches": _pipeline(plan),
         "batches per step": plan.gradient_accumulation_steps,
-        "optimizer updates per step": None if job.updates_per_step == 1 else job.updates_per_step,
         "samples per step": None if in_tokens else batches.global_batch_size,
         "tokens per step": batches.tokens_per_step,
         "batches per epoch and data rank": batches.batches_per_epoch,
@@ -127,7 +126,6 @@ def as_json(plan: RunPlan, options: Options) -> dict[str, Any]:
         "pipeline_microbatches": job.pipeline_microbatches,
         "pipeline_microbatches_inside_batch": job.microbatches_inside,
         "gradient_accumulation_steps": plan.gradient_accumulation_steps,
-        "updates_per_step": job.updates_per_step,
         "global_batch_size": None if in_tokens else batches.global_batch_size,
         "tokens_per_step": batches.tokens_per_step,
         "batches_per_epoch": batches.batches_per_epoch,
@@ -161,12 +159,10 @@ def print_origins(plan: RunPlan, console: Console) -> None:
     steps, of_schedule = plan.batches.total_steps, dict[str, object]()
     if job.schedule is not None and steps:
         ending = job.schedule.in_run(steps)
-        of_schedule = {"warmup_steps": ending.warmup_ticks, "horizon_steps": ending.tick}
+        of_schedule |= {"warmup_steps": ending.warmup_ticks, "horizon_steps": ending.tick}
         of_schedule["min_factor"] = job.schedule.lowest
     for name, origin in job.origins.items():
         value = sizes.get(name, getattr(job, name, None))
-        if name == "steps" and value is None and job.run_tokens is not None:
-            value = steps
         value = of_schedule.get(name) if value is None else value
         if origin.given:
             source = "a flag" if origin.key.startswith("--") else "written in the configuration"

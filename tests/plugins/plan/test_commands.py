@@ -28,7 +28,11 @@ FAULTS = {
         "horizon",
         "the last 180,000 of 500,000 steps have a learning rate of 0 and",
     ),
-    "megatron/llama3_8b.txt": ("stops", "warm-up", "--lr-warmup-iters with --train-samples: Megatron-LM stops"),
+    "megatron/llama3_8b.txt": (
+        "silent",
+        "horizon",
+        "--lr-decay-samples is 194,921,874 and --train-samples is 1,953,125,000",
+    ),
     "megatron/mamba_800m.txt": (
         "stops",
         "batch",
@@ -193,43 +197,12 @@ SAMPLES = {"--train-iters": None, "--train-samples": "64000", "--lr-warmup-iters
             ),
         ),
         (
-            {"--lr-decay-samples": "64000"},
-            "stops",
-            "horizon",
-            "--lr-decay-samples with --train-iters: Megatron-LM stops",
-        ),
-        ({"--train-samples": "64000"}, "stops", "length", "--train-iters and --train-samples: Megatron-LM stops"),
-        (
-            {"--lr-warmup-fraction": "0.1"},
-            "stops",
-            "warm-up",
-            "--lr-warmup-fraction and --lr-warmup-iters: Megatron-LM stops",
-        ),
-        ({"--min-lr": "1e-3"}, "stops", "horizon", "--min-lr 0.001 is above --lr 0.0001: Megatron-LM stops"),
-        ({"--lr-decay-style": "WSD"}, "stops", "horizon", "--lr-decay-style WSD needs --lr-wsd-decay-iters"),
-        (
             {"--global-batch-size": "60"},
             "stops",
             "batch",
             "60 is no multiple of --micro-batch-size 2 × 8 data ranks = 16 samples",
         ),
         ({"--tensor-model-parallel-size": "3"}, "stops", "dims", "the dims do not fit 8 ranks"),
-        (
-            {"--expert-model-parallel-size": "3"},
-            "stops",
-            "experts",
-            "--expert-model-parallel-size: 3 must divide dp × cp = 8",
-        ),
-        (
-            {"--context-parallel-size": "4", "--seq-length": "1020"},
-            *("stops", "sequence-length", "--seq-length 1020 must divide by 2 × --context-parallel-size 4 = 8"),
-        ),
-        (
-            {**SAMPLES, "--rampup-batch-size": "16 20 900"},
-            "stops",
-            "batch",
-            "in increments of 20 and does not reach --global-batch",
-        ),
         (
             {**SAMPLES, "--rampup-batch-size": "16 8 900"},
             *(
@@ -239,36 +212,12 @@ SAMPLES = {"--train-iters": None, "--train-samples": "64000", "--lr-warmup-iters
             ),
         ),
         (
-            {"--step-batch-size-schedule": '"0:16 1M:64"'},
-            "stops",
-            "batch",
-            "Megatron-LM refuses both together; leave out --glob",
-        ),
-        (
             {"--global-batch-size": None, "--step-batch-size-schedule": '"0:16 1M:64"'},
             *(
                 "silent",
                 "horizon",
                 "grows to 64 samples, and Megatron-LM counts the decay in batches of 16 (--micro-batch-size",
             ),
-        ),
-        (
-            {**SAMPLES, "--train-samples": "63"},
-            "stops",
-            "length",
-            "--train-samples 63 is less than one global batch of 64",
-        ),
-        (
-            {"--micro_batch_size": "4"},
-            "stops",
-            "unknown-field",
-            "there is no --micro_batch_size; did you mean --micro-batch-size?",
-        ),
-        (
-            {"--tensor-model-paralel-size": "1"},
-            "stops",
-            "unknown-field",
-            "there is no --tensor-model-paralel-size; did you mean --tensor-model-parallel-size? Megatron-LM stops",
         ),
     ],
 )
@@ -278,9 +227,21 @@ def test_a_fault_of_a_megatron_run_is_found(changes: dict[str, str | None], leve
     assert text in issues[0][2]
 
 
-def test_flags_of_megatron_that_look_like_those_read_are_no_fault() -> None:
-    real = ("--eval-global-batch-size", "--eval-micro-batch-size", "--eval-iters", "--decoder-seq-length")
-    assert megatron_faults(dict.fromkeys(real, "8")) == []
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"--lr-decay-samples": "64000"},
+        {"--train-samples": "64000"},
+        {"--lr-warmup-fraction": "0.1"},
+        {"--min-lr": "1e-3"},
+        {"--lr-decay-style": "WSD"},
+        {"--context-parallel-size": "4", "--seq-length": "1020"},
+        {**SAMPLES, "--rampup-batch-size": "16 20 900"},
+        {"--micro_batch_size": "4"},
+    ],
+)
+def test_what_megatron_refuses_at_its_start_is_left_to_it(changes: dict[str, str | None]) -> None:
+    assert megatron_faults(changes) == []
 
 
 def test_a_ramp_of_the_command_is_in_the_plan(capsys: pytest.CaptureFixture[str]) -> None:

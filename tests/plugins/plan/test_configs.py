@@ -117,18 +117,13 @@ def test_linguas_views_of_a_batch_do_not_multiply_its_tokens(configs: ConfigDire
 
 
 def test_an_exponent_without_dot_is_a_learning_rate(configs: ConfigDirectory) -> None:
-    """YAML reads 3e-4 as text: it is accepted as a learning rate, with a note."""
-    job = configs.read("lingua.yaml", LINGUA.replace("3.0e-4", "3e-4"))
-    assert job.learning_rate == 3e-4
-    assert [issue.code for issue in job.issues] == ["exponent"]
-    assert "optim.lr is 3e-4, which YAML reads as text: write 3.0e-4" in job.issues[0].text
+    """YAML reads 3e-4 as text, and lingua as a number."""
+    assert configs.read("lingua.yaml", LINGUA.replace("3.0e-4", "3e-4")).learning_rate == 3e-4
 
 
 def test_an_exponent_without_dot_is_not_a_count(configs: ConfigDirectory) -> None:
     """YAML reads 3e-4 as text: it is refused as a number of samples."""
-    with pytest.raises(
-        ConfigError, match=r"data\.batch_size must be a whole number of at least 1, got the text '3e-4'"
-    ):
+    with pytest.raises(ConfigError, match=r"data\.batch_size must be a whole number of at least 1, got '3e-4'"):
         configs.read("lingua.yaml", LINGUA.replace("batch_size: 4", "batch_size: 3e-4"))
 
 
@@ -165,7 +160,7 @@ def test_any_two_deepspeed_batch_numbers_give_the_third(
     assert plan.batches.global_batch_size == batch * accumulation * 8
 
 
-@pytest.mark.parametrize("kind", ["WarmupDecayLR", "OneCycleLR", "OneCycle", "LRRangeTest", "WarmupCosineLR"])
+@pytest.mark.parametrize("kind", ["WarmupDecayLR", "OneCycleLR", "WarmupCosineLR"])
 def test_a_scheduler_that_deepspeed_can_make_is_no_issue(configs: ConfigDirectory, kind: str) -> None:
     text = '{"train_batch_size": 4, "scheduler": {"type": "%s", "params": {"last_batch_iteration": -1}}}'
     assert configs.read("ds.json", text % kind).issues == ()
@@ -380,60 +375,9 @@ def test_an_unknown_framework_is_refused_with_the_nearest(tmp_path: Path) -> Non
         read_job(str(tmp_path / "x.yaml"), framework="lingva")
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "level", "message"),
-    [
-        ("a.toml", "[training]\nbacth_size = 2\n", "silent", "no training.bacth_size; did you mean batch_size?"),
-        ("a.toml", "[trainning]\nsteps = 2\n[training]\n", "silent", "no trainning; did you mean training?"),
-        (
-            "a.toml",
-            "[training]\npipeline_parallel_schedule = '1F1B'\n",
-            "silent",
-            "no training.pipeline_parallel_schedule; did you mean parallelism.pipeline_parallel_schedule?",
-        ),
-        (
-            "a.toml",
-            "[training]\nflux_capacitor = 2\n",
-            "note",
-            "training.flux_capacitor is not a field that countoff knows",
-        ),
-        (
-            "a.yaml",
-            "grad_acc_steps: 1\noptim: {warmup_steps: 5}\n",
-            "stops",
-            "no optim.warmup_steps; did you mean warmup?",
-        ),
-        (
-            "a.json",
-            '{"train_micro_batch_size_per_gpus": 2, "train_batch_size": 4}',
-            "silent",
-            "did you mean train_micro",
-        ),
-        ("a.yaml", "max_duration: 1ep\nglobal_train_batchsize: 4\n", "stops", "did you mean global_train_batch_size?"),
-        (
-            "a.json",
-            '{"train_batch_size": 4, "scheduler": {"type": "WarmupDecayLR", "params": {"total_steps": 9}}}',
-            "stops",
-            "WarmupDecayLR takes no scheduler.params.total_steps; did you mean total_num_steps? DeepSpeed stops with",
-        ),
-        (
-            "a.json",
-            '{"train_batch_size": 4, "scheduler": {"type": "WarmupLR", "params": {"xyz": 9}}}',
-            "stops",
-            "WarmupLR takes no scheduler.params.xyz: DeepSpeed stops with a TypeError.",
-        ),
-        (
-            "a.json",
-            '{"train_batch_size": 4, "scheduler": {"type": "WarmupDecay", "params": {"total_num_steps": 9}}}',
-            "stops",
-            "scheduler.type is WarmupDecay, and there is no such scheduler; did you mean WarmupDecayLR? DeepSpeed",
-        ),
-        ("a.yaml", "distributed_type: NO\nnum_machine: 1\n", "silent", "no num_machine; did you mean num_machines?"),
-    ],
-)
-def test_a_misspelt_field_is_an_issue_with_the_nearest_name(
-    configs: ConfigDirectory, name: str, text: str, level: str, message: str
-) -> None:
-    issues = configs.read(name, text).issues
-    assert [issue.level for issue in issues] == [level]
-    assert message in issues[0].text
+@pytest.mark.parametrize("name", ["train_micro_batch_size_per_gpus", "gradient_acumulation_steps"])
+def test_a_misspelt_count_that_deepspeed_ignores_is_an_issue(configs: ConfigDirectory, name: str) -> None:
+    """Any other name that countoff does not know is DeepSpeed's business."""
+    (issue,) = configs.read("ds.json", json.dumps({"train_batch_size": 4, name: 2, "steps_per_print": 5})).issues
+    assert (issue.level, issue.code) == ("silent", "unknown-field")
+    assert f"there is no {name}; did you mean " in issue.text

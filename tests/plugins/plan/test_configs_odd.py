@@ -33,7 +33,7 @@ FIELDS: dict[ModuleType, str] = {
         training.steps training.data_parallel_degree lr_scheduler.warmup_steps lr_scheduler.total_steps
         lr_scheduler.decay_ratio lr_scheduler.decay_type parallelism.tensor_parallel_degree
         parallelism.pipeline_parallel_degree parallelism.pipeline_parallel_microbatch_size
-        parallelism.expert_parallel_degree experimental.pipeline_parallel_microbatches""",
+        experimental.pipeline_parallel_microbatches""",
     deepspeed: """train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps scheduler.type
         scheduler.params.warmup_num_steps scheduler.params.total_num_steps optimizer.params.lr
         tensor_parallel.autotp_size""",
@@ -43,12 +43,16 @@ FIELDS: dict[ModuleType, str] = {
         warmup_steps learning_rate lr_scheduler_type lr_scheduler_kwargs lr_scheduler_kwargs.num_cycles
         lr_scheduler_kwargs.num_decay_steps lr_scheduler_kwargs.num_stable_steps lr_scheduler_kwargs.min_lr
         lr_scheduler_kwargs.min_lr_rate lr_scheduler_kwargs.power lr_scheduler_kwargs.timescale
-        accelerator_config accelerator_config.split_batches dataloader_drop_last load_best_model_at_end save_steps
-        eval_steps eval_strategy save_strategy deepspeed deepspeed.train_batch_size packing max_length""",
+        accelerator_config accelerator_config.split_batches dataloader_drop_last deepspeed deepspeed.train_batch_size
+        packing max_length""",
     llamafactory: """stage finetuning_type cutoff_len packing neat_packing streaming per_device_train_batch_size
         max_steps num_train_epochs warmup_ratio lr_scheduler_type lr_scheduler_kwargs.num_decay_steps
         tensor_model_parallel_size pipeline_model_parallel_size context_parallel_size""",
-    megatron: " ".join(megatron.FLAGS),
+    megatron: """--micro-batch-size --global-batch-size --rampup-batch-size --step-batch-size-schedule --train-iters
+        --train-samples --lr --min-lr --lr-decay-style --lr-decay-iters --lr-decay-samples --lr-warmup-iters
+        --lr-warmup-samples --lr-warmup-fraction --lr-warmup-init --lr-wsd-decay-iters --lr-wsd-decay-samples
+        --lr-wsd-decay-style --tensor-model-parallel-size --pipeline-model-parallel-size --context-parallel-size
+        --seq-length""",
 }
 numbers = st.sampled_from([1, 2, 3, 4, 8, 64, 100])
 WORDS = [

@@ -161,15 +161,6 @@ def test_units_before_the_full_batch_take_more_steps() -> None:
     assert (ending.warmup_ticks, ending.tick) == (7, 10 + 5 + 20)
 
 
-def test_every_share_of_an_expert_mesh_is_a_data_share() -> None:
-    described = Job(
-        "torchtitan", ("dp_shard", "tp"), (-1, 1), ("dp_shard",), expert_parallel=4, experts_must_divide=True
-    )
-    assert [described.rank_map(8).dp_rank(rank) for rank in range(8)] == list(range(8))
-    with pytest.raises(JobError, match="4 must divide dp_shard × tp = 6"):
-        described.rank_map(6)
-
-
 def test_a_refilled_dim_takes_the_ranks_left_over() -> None:
     """The dim that a framework changes takes the ranks that the other dims leave over."""
     described = Job("lingua", ("dp_replicate", "tp"), (3, 2), ("dp_replicate",), refilled_dim="dp_replicate")

@@ -558,7 +558,6 @@ def dealt() -> Iterator[Situation]:
     """Streams that a framework deals out, in the words of that framework."""
     dealers = {"accelerate": "Accelerate", "transformers": "Accelerate", "lightning": _WRAPPER, "fabric": _WRAPPER}
     share = {"shares": 2, "said_by": "split_dataset_by_node"}
-    by_numbers = {"first_only": True, "rank_names": "self.rank", "ranks_names": "self.world_size"}
 
     def digests(*numbers: int) -> str:
         return "".join(f"{number:08x}" for number in numbers)
@@ -573,13 +572,11 @@ def dealt() -> Iterator[Situation]:
     rows = [{"contents": digests(first, first + 1), "length": 48, "whole": 96} for first in (0, 100)]
     shuffled = [{**each, "whole": 48} for each in rows]
     seeds = [{"seed": digests(seed)} for seed in (7, 7, 7, 8)]
-    filtered = [{**begins[rank], "sampler": True, "order": "shuffled", "length": 96 - rank} for rank in range(2)]
+    filtered = [{**begins[rank], "sampler": True, "shuffled": True, "length": 96 - rank} for rank in range(2)]
     overlapping = [{"prints": digests(*range(first, first + 12))} for first in (0, 4)]
     cases: list[tuple[str, str, list[dict[str, Any]], list[str]]] = [
         ("DoubleSharded", "a share by split_dataset_by_node", [share, share], prepared),
         ("DoubleSharded", "a share, read by rank 0 for all", [{**share, "first_only": True}] * 2, prepared),
-        ("DoubleSharded", "code that reads the rank, and rank 0 reads for all", [by_numbers] * 2, prepared),
-        ("DoubleSharded", "a rank in the dataset", begins, prepared),
         ("DoubleSharded", "a rank in the sampler", indices, wrapped),
         (
             "DoubleSharded",

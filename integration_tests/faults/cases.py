@@ -340,7 +340,7 @@ CASES = {
             "warning",
             culprits=nobody,
             all_named=True,
-            words="of its own stream",
+            words="of its own dataset",
         ),
         Case(
             "F20",

@@ -180,6 +180,8 @@ class RankBehavior:
         if self.fault == "F15":
             dataset = rows(self.batches)
             return DataLoader(dataset, batch_size=BATCH_SIZE, sampler=DistributedSampler(dataset, shuffle=True))
+        if self.fault == "F19":
+            return _dealt_out(_own_share(self.batches), sharded_over)
         if self.fault in _OF_ONE_DATASET:
             return _dealt_out(self._train_set(), sharded_over)
         kind = Samples if self.reported is None else SizedSamples
@@ -211,7 +213,7 @@ class RankBehavior:
 
 @functools.cache
 def _parts(batches: int, eval_batches: int, *, first: int) -> tuple[Subset[Any], Subset[Any]]:
-    """Splits one dataset. With no random generator: `Samples` would seem to hold it, and so to be shuffled by it."""
+    """Splits one dataset."""
     whole, share = rows(batches + eval_batches), batches * BATCH_SIZE * world_size()
     order = [*range(first, len(whole)), *range(first)]
     return Subset(whole, order[:share]), Subset(whole, order[share:])
@@ -222,6 +224,12 @@ def rows(batches: int, left_out: int = 0) -> TensorDataset:
     images, labels = digits()
     samples = batches * BATCH_SIZE * world_size() - left_out
     return TensorDataset(images[:samples], labels[:samples])
+
+
+def _own_share(batches: int) -> Subset[Any]:
+    """This rank's share of the digits, for so many batches on each rank if it is dealt out once more."""
+    whole, ranks = rows(batches * world_size()), world_size()
+    return Subset(whole, range(own_rank(), len(whole) // ranks * ranks, ranks))
 
 
 def _dealt_out(dataset: Any, sharded_over: int) -> DataLoader[Any]:
@@ -267,8 +275,7 @@ class Samples(IterableDataset[Any]):
     def batch(self, number: int) -> Iterator[Any]:
         """The samples of a batch, for as many ranks as the framework shards it over."""
         images, labels = digits()
-        dealt_out = self.sharded_over > 1 and self.behavior.fault != "F19"
-        reader = 0 if dealt_out else self.behavior.culprits[0] if self.behavior.has("F9") else own_rank()
+        reader = 0 if self.sharded_over > 1 else self.behavior.culprits[0] if self.behavior.has("F9") else own_rank()
         for place in range(self.behavior.batch_size * self.sharded_over):
             swapped = place ^ 1 if self.behavior.has("F20") else place
             index = (number * 97 + swapped * 7 + reader * 31) % len(images)

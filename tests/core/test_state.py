@@ -224,15 +224,13 @@ def test_what_follows_from_a_difference_that_another_rank_has_accepted_is_not_fo
     assert [entry["type"] for entry in written(state)] == found
 
 
-@pytest.mark.parametrize(("found_by", "entry"), [("", "end"), ("Found by watching.", "notice")])
-def test_a_rank_that_has_left_a_loop_by_sys_exit_is_lost(found_by: str, entry: str) -> None:
-    """Where the others go on without it, the job ends. In a loop that was found by watching, that is a guess."""
+def test_a_rank_that_has_left_a_loop_by_sys_exit_is_lost() -> None:
+    """Where the others go on without it, the job ends."""
     state = state_of()
-    state.evidence.found_by = found_by
     state.reach(Mark("train_start", EPOCH), opens=(span := SpanCounters(EPOCH)))
     span.started = 5
     drain(state)
     state.receive(mark_entry(1, Mark("fit_end", "the fit", at=4, reason="exited", rank=1)))
     state.look()
-    assert [(each["type"], each["verdict"]["kind"]) for each in written(state)] == [(entry, "LostRank")]
+    assert [(each["type"], each["verdict"]["kind"]) for each in written(state)] == [("end", "LostRank")]
     assert list(state.absences) == [1]  # so it is lost as soon as this rank waits for it

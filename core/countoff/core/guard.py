@@ -27,6 +27,7 @@ from countoff.core.checks.data import DataIdentity
 from countoff.core.checks.learning_rates import SchedulePlan
 from countoff.core.checks.resume import Resumes, ScheduleState
 from countoff.core.ending import shutdown, sigterm, verdict_file
+from countoff.core.levels import effect
 from countoff.core.liveness.processes import began_at
 from countoff.core.part import Part
 from countoff.core.protocol.actions import PrintWarning
@@ -55,8 +56,6 @@ if TYPE_CHECKING:
 _HOLD_SECONDS = 0.005
 _numbers: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
 """By the ranks of a part, and by none for the whole job: those that meet have begun the same guards."""
-_FOUND = 1 << 20
-"""From here on, guards of loops that were found are numbered: not every rank need find one."""
 
 
 class Guard:
@@ -195,8 +194,7 @@ class Guard:
         verdict_file.clear(self._settings, self.state.rank, part)
         TerminationLog(self._settings.termination_log).clear(began_at())
         first_fit.begin()
-        evidence = self.state.evidence
-        number = _FOUND + evidence.found_at if evidence.found_by else next(_numbers[part])
+        number = next(_numbers[part])
         self.state.evidence.home = threading.get_ident()
         self._trace(number)
         start = of_this_rank = FitStart(
@@ -958,7 +956,7 @@ def find_at_once(state: State, speaker: Speaker, channel: Channel, verdict: Verd
         verdict: The finding.
     """
     state.find(verdict)
-    verdict, level = state.weigh(verdict)
+    level = effect(verdict, state.settings.levels)
     if state.comparing and level != "off":
         entry = verdict_entry("end" if level == "raise" else "notice", verdict)
         speaker.append(entry, lambda: state.is_written(entry))(channel)

@@ -34,8 +34,7 @@ class ObservedLoop:
         fit: The fit.
         epoch: Number of the first train epoch.
         steps_of: Returns whether a step of an optimizer belongs to this loop; None: every step does.
-        found_by: As in `Evidence`.
-        found_at: As in `Evidence`.
+        counts_all: As in `Evidence`.
 
     Attributes:
         fit: The fit.
@@ -58,8 +57,7 @@ class ObservedLoop:
         *,
         epoch: int = 0,
         steps_of: Callable[[Any], bool] | None = None,
-        found_by: str = "",
-        found_at: int = 0,
+        counts_all: bool = True,
     ) -> None:
         self.fit = fit
         self.passes = LoaderPasses(
@@ -80,7 +78,7 @@ class ObservedLoop:
         self._start_epoch, self._start_step = epoch, 0
         self._plan, self._versions = FitPlan(), dict[str, str]()
         self._steps_of = steps_of
-        self._found_by, self._found_at = found_by, found_at
+        self._counts_all = counts_all
         self._stepping: set[int] = set()  # the ids of the optimizers that have stepped in a train epoch
         self._release = contextlib.ExitStack()
         self._exit_hooks: ExitHooks | None = None
@@ -246,7 +244,7 @@ class ObservedLoop:
         loaders: Mapping[str | None, Any] = NO_LOADERS,
     ) -> None:
         self.guard.evidence.optimizers_told = self._steps_of is not None
-        self.guard.evidence.found_by, self.guard.evidence.found_at = self._found_by, self._found_at
+        self.guard.evidence.counts_all = self._counts_all
         self.fit.begin(plan, self._versions, schedules, own_length=self.own_length, loaders=loaders)
         if self._exit_hooks is not None:
             self._exit_hooks.register_at_exit()

@@ -27,9 +27,8 @@ _ADDED_TO = {
     "pytorch-lightning": "the callback is added to every Trainer",
     "mosaicml": "the callback is added to every Trainer",
     "transformers": "the callback is added to every Trainer",
-    "accelerate": "the loader on which a loop trains is found by watching",
-    "torch": "the same, where the model is wrapped, or sharded, for all ranks of the job",
-    "deepspeed": "the same, where all ranks of the job are data ranks of the engine",
+    "accelerate": "the epochs are counted in which a prepared optimizer steps",
+    "torch": "stalls are reported; in a loop of its own, batches are compared only with attach() in the code",
 }
 """What becomes of a program, by the distribution of its framework."""
 

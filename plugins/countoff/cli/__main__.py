@@ -150,8 +150,9 @@ Runs a command that starts a job, with countoff in every Python process below it
     countoff run --dry-run -- torchrun --nproc-per-node 8 train.py
 
 countoff is added to every Trainer of Lightning, Composer and transformers, and to every Fabric, that the program makes
-without one. In a loop over Accelerate's loaders, the one that trains is found by watching, and countoff only warns.
-A callback or attach() in the code wins. A program in which nothing could be counted says so at its end.
+without one. With Accelerate, the epochs are counted in which a prepared optimizer steps. In a loop of plain PyTorch,
+stalls are reported, and batches are compared only with attach() in the code: the program says so at its end.
+A callback or attach() in the code wins.
 With several hosts, put it in front of the launcher on each, or put -m countoff.run in front of the script:
 
     srun python -m countoff.run train.py

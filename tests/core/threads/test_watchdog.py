@@ -217,31 +217,19 @@ def test_a_rank_that_is_gone_is_lost_once_this_rank_waits(standing: Standing) ->
     assert found.sentence.startswith("rank 1 is gone (pid ")
 
 
-@pytest.mark.parametrize(("found_by", "lost"), [("", True), ("Found by watching.", False)])
-def test_a_rank_that_is_gone_before_all_have_begun_is_lost(standing: Standing, found_by: str, lost: bool) -> None:
-    """In a loop that was found by watching, ranks wait for nobody there: only one that waits needs the other."""
-    state = standing.rank.state
-    state.complete, state.evidence.found_by = False, found_by
+def test_a_rank_that_is_gone_before_all_have_begun_is_lost(standing: Standing) -> None:
+    standing.rank.state.complete = False
     begin_fit(standing.rank.store, 1)
     standing.rank.speaker.link.heartbeats.neighbours[1] = Process(1, os.getpid(), 1)
-    assert (standing.look(60) is not None) == lost
-    standing.place = Place("collective", (), ("2",))
-    assert standing.look(0.8) is not None
+    assert standing.look(60) is not None
 
 
-@pytest.mark.parametrize(("found_by", "lost"), [("", True), ("Found by watching.", False)])
-def test_a_rank_that_has_raised_is_lost_once_this_rank_is_batches_ahead(
-    standing: Standing, found_by: str, lost: bool
-) -> None:
-    """In a loop that was found by watching, that the others go on without it is a guess."""
+def test_a_rank_that_has_raised_is_lost_once_this_rank_is_batches_ahead(standing: Standing) -> None:
     state = standing.rank.state
-    state.evidence.found_by = found_by
     state.receive(absence_entry(Absence(1, "raised ValueError: torn", begun=3)))
     state.reach(Mark("train_start", "train epoch 0"), opens=(span := SpanCounters("train epoch 0")))
     span.started = 6
     assert state.begun == 6
-    assert (standing.look(16) is not None) == lost
-    standing.place = Place("collective", (), ("2",))
     assert standing.look(16) is not None
 
 

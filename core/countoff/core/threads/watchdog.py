@@ -121,8 +121,6 @@ class Watchdog:
             return
         state, waited = self._state, self._waiting.seconds(now)
         need = Need(state.begun, failed=state.collective_failed, counts_off=not state.complete)
-        if state.evidence.found_by:  # that all ranks begin this loop, or take its batches together, is a guess
-            need = replace(need, begun=0, counts_off=False)
         for absence, key in since.items():
             known = now - self._away_since[key]
             if is_lost(absence, replace(need, known=known, waited=min(waited, known)), state.settings):

@@ -1,4 +1,4 @@
-"""Loops over Accelerate's loaders that attach nothing, and are found by watching; each in a process group of all.
+"""Loops over Accelerate's loaders that attach nothing; each in a process group of all ranks.
 
 `run_all` runs each job, with a line between what they print, and returns what each has begun.
 """
@@ -18,8 +18,9 @@ from countoff._adapter.observed_loop import active_loops
 from countoff.accelerate import attach
 from integration_tests import devices
 from integration_tests.jobs import own_rank
-from integration_tests.watching import begun, read_by_thread, run_each, watching_accelerators
+from integration_tests.unattached import begun, counting_prepared, read_by_thread, run_each
 from integration_tests.zoo.accelerate_loops import SizedStream, accelerator, fit, prepared, shuffled, step
+from integration_tests.zoo.parts import loss_of, network, sgd
 
 
 def trained() -> list[str]:
@@ -65,12 +66,14 @@ def by_a_thread() -> list[str]:
     return begun()
 
 
-def of_two_rates() -> list[str]:
-    own = accelerator()
-    model, optimizer, loader = prepared(own, shuffled())
-    for group in optimizer.param_groups:
-        group["lr"] = 0.1 / (1 + own_rank())
-    fit(own, model, optimizer, loader)
+def of_a_bare_model() -> list[str]:
+    """Its ranks do not meet in a step."""
+    own, model = accelerator(), network(seed=7)
+    optimizer, loader = own.prepare(sgd(model), shuffled())
+    for batch in loader:
+        loss_of(model, batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
     return begun()
 
 
@@ -110,14 +113,25 @@ JOBS: dict[str, Callable[[], list[str]]] = {
     "of another version of Accelerate": of_another_version,
     "inside of LocalSGD": in_local_sgd,
     "read by a thread": by_a_thread,
-    "of two learning rates": of_two_rates,
+    "of a model that is not prepared": of_a_bare_model,
     "over two loaders": over_two_loaders,
     "over a stream that knows its length": of_a_stream,
 }
+
+
+def of_two_rates() -> None:
+    """Trains with another learning rate on each rank."""
+    devices.join()
+    with counting_prepared():
+        own = accelerator()
+        model, optimizer, loader = prepared(own, shuffled())
+        for group in optimizer.param_groups:
+            group["lr"] = 0.1 / (1 + own_rank())
+        fit(own, model, optimizer, loader)
 
 
 def run_all() -> dict[str, list[str]]:
     """Runs each job; returns the loops that were active at its end, by its name."""
     devices.join()
     logging.basicConfig(level=logging.INFO)
-    return run_each(JOBS, watching_accelerators)
+    return run_each(JOBS, counting_prepared)

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from countoff.core.liveness import collectives
 from countoff.torch import attach
 from integration_tests import devices
+from integration_tests.constants import put
 from integration_tests.jobs import own_rank
 from integration_tests.loops import even_loader, model_and_optimizer, train_on
 
@@ -118,6 +119,7 @@ NAMED = ("metric_left_out_once", "barrier_too_many")
 
 def train(programs: Sequence[str], options: dict[str, Any] | None = None) -> list[dict[str, str]]:
     """Trains with one program after the other on the same ranks; returns what was warned of in each."""
+    put(TICK_BATCHES=TICK)
     devices.join()
     group = dist.new_group()
     if dist.get_world_size() > 2:
@@ -127,9 +129,7 @@ def train(programs: Sequence[str], options: dict[str, Any] | None = None) -> lis
         program = Program(group)
         model, optimizer = model_and_optimizer()
         loader = even_loader(BATCHES * _SAMPLES_PER_BATCH * dist.get_world_size())
-        handle = attach(
-            train=loader, optimizer=optimizer, tick_batches=TICK, fingerprint_batches=0, **(options or dict[str, Any]())
-        )
+        handle = attach(train=loader, optimizer=optimizer, compare_data=False, **(options or dict[str, Any]()))
         for number, batch in enumerate(loader, 1):
             train_on(model.module if name == "barrier_too_many" else model, optimizer, batch)
             getattr(program, name)(number)
@@ -144,6 +144,7 @@ def train(programs: Sequence[str], options: dict[str, Any] | None = None) -> lis
 
 def train_until_warned(name: str) -> dict[str, Any]:
     """As `train`, but ends once the first rank has the warning; returns it, and how often torch's recorder was read."""
+    put(TICK_BATCHES=TICK)
     devices.join()
     group = dist.new_group()
     if dist.get_world_size() > 2:
@@ -151,7 +152,7 @@ def train_until_warned(name: str) -> dict[str, Any]:
     program, reads = Program(group), _count_reads()
     model, optimizer = model_and_optimizer()
     loader = even_loader(BATCHES * _SAMPLES_PER_BATCH * dist.get_world_size())
-    handle = attach(train=loader, optimizer=optimizer, tick_batches=TICK, fingerprint_batches=0)
+    handle = attach(train=loader, optimizer=optimizer, compare_data=False)
     for number, batch in enumerate(loader, 1):
         train_on(model.module if name == "barrier_too_many" else model, optimizer, batch)
         getattr(program, name)(number)
@@ -177,10 +178,11 @@ def _count_reads() -> list[bool]:
 
 def train_locally() -> dict[str, str]:
     """Local SGD: ranks average their weights every ten batches."""
+    put(TICK_BATCHES=TICK)
     devices.join()
     model, optimizer = model_and_optimizer()
     loader = even_loader(BATCHES * _SAMPLES_PER_BATCH * dist.get_world_size())
-    handle = attach(train=loader, optimizer=optimizer, tick_batches=TICK, fingerprint_batches=0)
+    handle = attach(train=loader, optimizer=optimizer, compare_data=False)
     for number, batch in enumerate(loader, 1):
         train_on(model.module, optimizer, batch)
         if number % 10 == 0:

@@ -22,7 +22,7 @@ from countoff._adapter.iterator_proxy import IteratorProxy
 from countoff._adapter.observed_loop import ObservedLoop, active_loops
 from countoff._adapter.torch_facts import on_optimizer_step
 from countoff._run.unobserved import say_unobserved
-from countoff.core import DivergenceError, Settings
+from countoff.core import DivergenceError, Settings, constants
 from countoff.core.data.fingerprint import Begun, begin_fingerprint
 from countoff.core.ending.shutdown import print_line
 
@@ -202,7 +202,7 @@ class WatchedLoops:
     def takes(self, noticed: Noticed, batch: Any) -> None:
         """Counts a batch of a pass that is not known to train, and reads the first ones."""
         noticed.taken += 1
-        if len(noticed.read) < self.settings.fingerprint_batches:
+        if self.settings.compare_data and len(noticed.read) < constants.FINGERPRINT_BATCHES:
             noticed.read.append(begin_fingerprint(batch))
         if self.loop is not None:
             self.loop.guard.evidence.elsewhere += 1

@@ -92,7 +92,8 @@ def train(data: Data, directory: Path, *, even: bool, callback: Mapping[str, Any
     """
     log = logging.getLogger("countoff")  # at level INFO it has how soon every rank knew a verdict
     log.setLevel(logging.INFO)
-    log.addHandler(logging.StreamHandler())
+    log.addHandler(handler := logging.StreamHandler())
+    handler.addFilter(lambda record: record.levelno == logging.INFO)  # the verdict is printed already
     shards = EvenShards(data.directory) if even else Shards(data.directory)
     loader = DataLoader(shards, batch_size=data.batch_size)
     model = Classifier()

@@ -104,7 +104,7 @@ def test_lengths_that_differ_have_the_datasets_as_their_cause() -> None:
             for rank, length in enumerate(lengths)
         ]
         reports = {rank: {"plan": plan.to_json(), "rows": rows[rank]} for rank, plan in enumerate(plans)}
-        (verdict,) = PlanCheck().compare_reports(reports, complete=True, refused=False)
+        (verdict,) = PlanCheck(0).compare_reports(reports, complete=True, refused=False)
         assert verdict is not None
         return verdict
 

@@ -12,6 +12,7 @@ import torch
 
 from countoff._adapter.dealt_streams import stream_facts
 from countoff._adapter.words import data_remedies
+from countoff.core import constants
 from countoff.core.checks.check import FitStart
 from countoff.core.checks.data import DataIdentity
 from countoff.core.checks.streams import (
@@ -181,15 +182,15 @@ NAMED = StreamFacts("d" * 40, 10**5, True, rank_names=" ".join(["n" * 30] * 3), 
 
 @pytest.mark.parametrize("longest", [WORST, NAMED])
 def test_the_longest_record_fits_into_the_store(longest: StreamFacts) -> None:
-    """With as many fingerprints as can be asked for, and facts that are as long as they can be."""
+    """With all fingerprints, and facts that are as long as they can be."""
     others = KeptRecords()
-    data = DataIdentity(State(0, 2, Settings(fingerprint_batches=32), {}))
+    data = DataIdentity(State(0, 2, Settings(), {}))
     data.fit_started(FitStart(FitPlan(dp_rank=99_999, dp_degree=100_000), {}), others)
     data.span_opened(SpanCounters("train epoch 0", evaluation=False, opened=0, compared=True), 0)
-    for number in range(32):
+    for number in range(constants.FINGERPRINT_BATCHES):
         data.read(torch.arange(64) * number, stream=lambda: longest)
     (record,) = others.reported
-    assert len(record["prints"]) == 32
+    assert len(record["prints"]) == constants.FINGERPRINT_BATCHES
     assert record["stream"] == longest.to_json()
     assert parse_stream(record["stream"]) == longest
     assert len(encode(record)) <= RECORD_BYTES

@@ -28,7 +28,6 @@ from countoff.core.checks import (
     processes,
     rank_map,
     resume,
-    settings,
     short,
     splits,
     stalled,
@@ -79,7 +78,6 @@ KINDS |= {
         processes.NOT_DISTRIBUTED,
         versions.VERSION_MISMATCH,
         hosts.HOSTS_DIFFER,
-        settings.SETTINGS_MISMATCH,
         late.LATE_RANK,
     )
 }
@@ -97,7 +95,6 @@ class Checks(NamedTuple):
     learning_rates: learning_rates.LearningRateCheck
     micro_batches: micro_batches.MicroBatchCheck
     even: even.EvenCheck
-    settings: settings.SettingsCheck
     versions: versions.VersionCheck
     hosts: hosts.HostsCheck
     model: model.ModelCheck
@@ -127,7 +124,7 @@ class Checks(NamedTuple):
         held, split = datasets.DatasetCheck(), splits.SplitCheck()
         identity = data.DataIdentity(state, datasets_differ=lambda: held.found or split.found)
         return cls(
-            plan=plan.PlanCheck(),
+            plan=plan.PlanCheck(state.settings.weights_every),
             datasets=held,
             uneven=uneven.UnevenCheck(state.settings),
             steps=steps.StepCheck(state),
@@ -135,7 +132,6 @@ class Checks(NamedTuple):
             learning_rates=learning_rates.LearningRateCheck(state, learning_rates_in_force),
             micro_batches=micro_batches.MicroBatchCheck(state),
             even=even.EvenCheck(state),
-            settings=settings.SettingsCheck(state.settings.tick_batches),
             versions=versions.VersionCheck(),
             hosts=hosts.HostsCheck(state),
             model=model.ModelCheck(),

@@ -54,10 +54,7 @@ _OTHER_SETTINGS = Cause(
         "With these settings, ranks tell one another which batches they have. A rank with another setting does not do "
         "that in the same way, and the others would wait for it."
     ),
-    remedy=(
-        "give every rank the same uneven_train, uneven_eval and lookahead, in the code or in the environment of all "
-        "hosts."
-    ),
+    remedy=("give every rank the same uneven_train and uneven_eval, in the code or in the environment of all hosts."),
 )
 SAME_DATASET = (
     "give every rank the same dataset: look for a file, a download, a cache or a filter that is not the same on every "
@@ -99,20 +96,31 @@ PLAN_MISMATCH = VerdictKind(
         ),
         "uneven_train": _OTHER_SETTINGS,
         "uneven_eval": _OTHER_SETTINGS,
-        "lookahead": _OTHER_SETTINGS,
+        "weights_every": Cause(
+            "The ranks would compare their weights after different optimizer steps.",
+            "give every rank the same weights_every.",
+        ),
     },
 )
 
 
 class PlanCheck(Check):
-    """Compares the plans of all ranks at the roll call."""
+    """Compares the plans of all ranks at the roll call.
+
+    Args:
+        weights_every: Optimizer steps of this rank between two comparisons of weights; 0: none.
+    """
+
+    def __init__(self, weights_every: int) -> None:
+        self._weights_every = weights_every
 
     def report(self, start: FitStart, room: int) -> Mapping[str, Any]:  # noqa: D102
-        return {"plan": start.plan.to_json()}
+        weights = {"weights_every": self._weights_every} if self._weights_every else {}
+        return {"plan": start.plan.to_json(), **weights}
 
     def compare_reports(self, reports: Records, *, complete: bool, refused: bool) -> Iterator[Verdict | None]:  # noqa: D102
         plans = {rank: report["plan"] for rank, report in reports.items()}
-        yield judge_even_settings(reports) or _by_rows(judge_plans(plans), reports)
+        yield judge_settings(reports) or _by_rows(judge_plans(plans), reports)
 
 
 def judge_plans(plans: Mapping[int, Mapping[str, Any]]) -> Verdict | None:
@@ -142,13 +150,13 @@ def judge_plans(plans: Mapping[int, Mapping[str, Any]]) -> Verdict | None:
     return None
 
 
-def judge_even_settings(records: Mapping[int, Mapping[str, Any]]) -> Verdict | None:
-    """Returns a `PlanMismatch` if ranks differ in what makes them take the same number of batches.
+def judge_settings(records: Mapping[int, Mapping[str, Any]]) -> Verdict | None:
+    """Returns a `PlanMismatch` if ranks differ in a setting by which they act together.
 
-    A rank on which nothing does that reports nothing of these settings.
+    A rank on which nothing makes ranks even reports nothing of that, and one that compares no weights nothing of these.
 
-    >>> on = {"uneven_train": "stop", "uneven_eval": "warn", "lookahead": 4}
-    >>> judge_even_settings({0: on, 1: {}}).sentence
+    >>> on = {"uneven_train": "stop", "uneven_eval": "warn"}
+    >>> judge_settings({0: on, 1: {}}).sentence
     "before the first batch, uneven_train is 'stop' on rank 0, 'raise' on rank 1."
     """
     reported = {rank: record for rank, record in records.items() if "uneven_train" in record}
@@ -156,7 +164,8 @@ def judge_even_settings(records: Mapping[int, Mapping[str, Any]]) -> Verdict | N
     evaluation = {rank: {"uneven_eval": repr(each["uneven_eval"])} for rank, each in reported.items()}
     if reported:
         evaluation |= {rank: {"uneven_eval": "not 'stop'"} for rank in records if rank not in reported}
-    for name, compared in (("uneven_train", train), ("uneven_eval", evaluation), ("lookahead", reported)):
+    weights = {rank: {"weights_every": record.get("weights_every", 0)} for rank, record in records.items()}
+    for name, compared in (("uneven_train", train), ("uneven_eval", evaluation), ("weights_every", weights)):
         difference = first_difference(compared, [name])
         if difference is not None:
             return mismatch_of(name, *difference)

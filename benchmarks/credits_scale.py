@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 from benchmarks.results import Table, progress
 from benchmarks.scale import Simulation
 from benchmarks.simulated import PREFIX
-from countoff.core import Settings
+from countoff.core import constants
 from countoff.core.protocol.actions import AddOne
 from countoff.core.protocol.credits import Credits
 from countoff.core.store.channel import Channel
@@ -35,7 +35,7 @@ class EvenEpoch:
     Attributes:
         number: Number of the epoch.
         policy: Whether a rank that ends stops the others or begins again; all ranks end alike.
-        lookahead: The setting.
+        lookahead: Batches that each rank fetches ahead.
     """
 
     number: int
@@ -122,7 +122,7 @@ def tables(quick: bool, sizes: Sequence[int] = ()) -> Iterator[Table]:
 
 def grown(ranks: int, batch_seconds: float) -> Credits:
     """Returns the credits of a long pass whose batches take so long, with the default look-ahead and a prompt store."""
-    credits = Credits(0, "stop", Settings().lookahead, 0, ranks=ranks)
+    credits = Credits(0, "stop", constants.LOOKAHEAD, 0, ranks=ranks)
     for now in (batch * batch_seconds for batch in range(100)):
         for credit in credits.fetched(now):
             credits.receive(cast(AddOne, credit).entry, now)
@@ -143,7 +143,7 @@ def growth(sizes: Sequence[int]) -> Table:
             row[f"{milliseconds} ms"] = f"{credits.size}: {share:.2g}" if share < 1 else f"{credits.size}: waits"
         rows.append(row)
     return Table(
-        f"Credits: how far blocks grow, with a look-ahead of {Settings().lookahead} (computed)",
+        f"Credits: how far blocks grow, with a look-ahead of {constants.LOOKAHEAD} (computed)",
         rows,
         [
             "By the time of a batch: the batches of a block, and the share of that time in which the store's host is "

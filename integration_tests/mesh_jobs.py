@@ -18,6 +18,7 @@ from torch.utils.data.distributed import DistributedSampler
 from countoff.mesh import dp_position
 from countoff.torch import attach
 from integration_tests import devices
+from integration_tests.constants import put
 from integration_tests.jobs import BATCH_SIZE, digits
 from integration_tests.loops import train_on
 from integration_tests.micro_jobs import wait_for_notice
@@ -72,7 +73,8 @@ def _train(mesh: Any, job: Job) -> dict[str, str]:
     loader, evaluation = (
         DataLoader(part, BATCH_SIZE, sampler=each) for part, each in zip(parts, samplers, strict=True)
     )
-    options: dict[str, Any] = {"mesh": mesh, "epochs": EPOCHS, "tick_batches": TICK, "uneven_eval": "raise"}
+    put(TICK_BATCHES=TICK)
+    options: dict[str, Any] = {"mesh": mesh, "epochs": EPOCHS, "uneven_eval": "raise"}
     handle = attach(train=loader, eval=evaluation, optimizer=optimizer, model=model, **options)
     for epoch in range(EPOCHS):
         samplers[0].set_epoch(epoch)

@@ -148,7 +148,7 @@ def train(training: Training) -> dict[str, Any]:
     loader = DataLoader(dataset, BATCH_SIZE, sampler=DistributedSampler(dataset, **replicas))
     handle = None
     if training.options is not None:
-        options: dict[str, Any] = {"fingerprint_batches": 0, **training.options}
+        options: dict[str, Any] = {"compare_data": False, **training.options}
         handle = attach(train=loader, optimizer=optimizer, model=model, **options)
     with handle.uncounted() if training.uncounted and handle is not None else contextlib.nullcontext():
         _epochs(training, model, optimizer, loader)

@@ -8,8 +8,9 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
+from unittest import mock
 
-from countoff.core import FitPlan, Guard, Settings, Verdict
+from countoff.core import FitPlan, Guard, Settings, Verdict, constants
 from countoff.core.checks.check import FitStart
 from countoff.core.checks.framework import WRONG_LENGTH
 from countoff.core.ending.table import publish_table, with_table
@@ -60,7 +61,7 @@ class Program:
         plan: The plan that it reports at the start of the fit.
         sanity: Batches per loader of an evaluation before the first epoch; empty: there is no such evaluation.
         eval_spare: Unused batches in the loaders of evaluations; a limit then stops the evaluations.
-        evaluates: Whether it is one of the `eval_ranks`.
+        evaluates: Whether it evaluates.
         ahead: Batches that it fetches ahead; 0: it does not fetch ahead.
         rate: Its learning rate.
         impatient: Whether it does not wait for the result of the roll call, as after its deadline.
@@ -95,17 +96,15 @@ class Job:
     Attributes:
         programs: One for each rank.
         synced: Whether every batch has a collective of the model, in which each rank waits for all others.
-        eval_ranks: As in the settings.
         uneven_eval: As in the settings.
-        tick_batches: As in the settings.
+        tick_batches: `constants.TICK_BATCHES`.
         uneven_train: As in the settings.
-        lookahead: As in the settings.
+        lookahead: `constants.LOOKAHEAD`.
     """
 
     programs: tuple[Program, ...]
     synced: bool = False
-    eval_ranks: tuple[int, ...] | None = None
-    uneven_eval: Literal["raise", "warn", "allow", "stop"] = "raise"
+    uneven_eval: Literal["raise", "warn", "allow", "off", "stop"] = "raise"
     tick_batches: int = 3
     uneven_train: Literal["raise", "stop", "repeat"] = "raise"
     lookahead: int = 4
@@ -122,10 +121,7 @@ class Rank:
         self.program = job.programs[rank]
         chosen = Settings(
             uneven_train=job.uneven_train,
-            lookahead=job.lookahead,
             uneven_eval=job.uneven_eval,
-            eval_ranks=job.eval_ranks,
-            tick_batches=job.tick_batches,
             deadline_seconds=1e6,
             levels={"HostsDiffer": "off"},  # read on a thread of its own
         )
@@ -320,7 +316,7 @@ class Rank:
                 self.guard.eval_loader(loader)
             for batch in range(1, batches + 1):
                 if len(loaders) == 1:
-                    yield from self._batch(batch, batches + spare, synced=self.guard._settings.eval_ranks is None)
+                    yield from self._batch(batch, batches + spare, synced=self.guard._settings.uneven_eval != "off")
                 else:  # only the end of a single loader is the end of the evaluation
                     self.guard.batch()
                     yield "batch"
@@ -330,6 +326,11 @@ class Rank:
 
 def play(job: Job, seed: int) -> list[Rank]:
     """Runs the job until no rank can make progress. Each rank and each of its threads has a pace of its own."""
+    with mock.patch.multiple(constants, TICK_BATCHES=job.tick_batches, LOOKAHEAD=job.lookahead):
+        return _play(job, seed)
+
+
+def _play(job: Job, seed: int) -> list[Rank]:
     store, chance = FakeStore(), random.Random(seed)
     ranks = [Rank(job, rank, store) for rank in range(len(job.programs))]
     actors = [

@@ -27,9 +27,8 @@ from countoff.core.checks.learning_rates import SchedulePlan, judge_schedules, r
 from countoff.core.checks.lost import DIED, LEFT, STOPPED, lost_host, lost_rank, lost_store, unprotected, victim
 from countoff.core.checks.micro_batches import compare_micro_batches
 from countoff.core.checks.model import SharedModel, judge_models
-from countoff.core.checks.plan import PlanCheck, judge_even_settings, judge_plans, judge_rows
+from countoff.core.checks.plan import PlanCheck, judge_plans, judge_rows, judge_settings
 from countoff.core.checks.rank_map import judge_dp_ranks
-from countoff.core.checks.settings import judge_tick_batches
 from countoff.core.checks.stalled import ENDED, judge_before_fit, judge_stall
 from countoff.core.checks.steps import compare_steps
 from countoff.core.checks.streams import StreamFacts, judge_streams
@@ -201,7 +200,7 @@ def plans() -> Iterator[Situation]:
     yield Situation(
         "PlanMismatch",
         "the ranks' datasets have different lengths",
-        lambda _: next(PlanCheck().compare_reports(reports, complete=True, refused=False)),
+        lambda _: next(PlanCheck(0).compare_reports(reports, complete=True, refused=False)),
         rows,
         ["lightning", "composer", "transformers"],
     )
@@ -472,13 +471,12 @@ def evens() -> Iterator[Situation]:
     for name, one, other in (
         ("uneven_train", on, Settings()),
         ("uneven_eval", Settings(uneven_eval="stop"), Settings(uneven_eval="allow")),
-        ("lookahead", Settings(uneven_train="stop", lookahead=8), on),
     ):
         reports = {
             rank: EvenCheck(State(rank, 2, each, {})).report(FitStart(FitPlan(), {}), 500)
             for rank, each in enumerate((one, other))
         }
-        made = judge_even_settings(reports)
+        made = judge_settings(reports)
         yield situation("PlanMismatch", f"{name} differs, on 2 ranks", made, rows)
     yield situation("LateRank", "with uneven_train, a rank does not come to the roll call", late.needed([1]), rows[:1])
 
@@ -762,8 +760,8 @@ def others() -> Iterator[Situation]:
     versions = judge_versions({0: {"torch": "2.7.0"}, 1: {"torch": "2.8.0"}, 2: {"torch": "2.7.0"}})
     yield Situation("VersionMismatch", "another torch on one host", lambda _: versions)
     yield from hosts_differ()
-    ticks = judge_tick_batches({0: 64, 1: 32, 2: 64})
-    yield Situation("SettingsMismatch", "an environment variable on one host", lambda _: ticks)
+    weights = judge_settings({rank: PlanCheck(5 * rank).report(FitStart(FitPlan(), {}), 500) for rank in range(2)})
+    yield Situation("PlanMismatch", "weights_every is set on one host", lambda _: weights)
     yield Situation("LateRank", "a rank does not come to the roll call", missing)
 
 

@@ -14,7 +14,7 @@ ROOTS = [ROOT / "core", ROOT / "plugins"]
 HEAVY = {"torch", "numpy", "lightning", "pytorch_lightning", "composer", "accelerate", "transformers"}
 
 LADDER = [
-    {"at_exit", "flag", "formats", "packages", "software", "waiting", "whole_file", "words"},
+    {"at_exit", "constants", "flag", "formats", "packages", "software", "waiting", "whole_file", "words"},
     {"verdict"},
     {"counts"},
     {"plan"},
@@ -22,7 +22,7 @@ LADDER = [
     {"data"},
     {"checks"},
     {"ranks", "totals"},
-    {"levels"},
+    {"levels", "finding"},
     {"settings"},
     {"alerts"},
     {"state"},

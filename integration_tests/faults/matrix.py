@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from integration_tests.constants import environment
 from integration_tests.devices import Placement
 from integration_tests.faults.cases import Case
 from integration_tests.faults.rank_script import train
@@ -106,6 +107,7 @@ def run_cell(
         "expect": None,
         "while_running": drive,
         "finalise": True,
+        "env": environment(**case.constants),
     }
     try:
         if hosts > 1:

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import pytest
 
-from countoff.core import Settings, Verdict
+from countoff.core import Settings, Verdict, constants
 from countoff.core.protocol.actions import PrintWarning, WriteEntry
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.credits import Credits
@@ -65,9 +65,10 @@ def test_the_alarm_is_zero_once_others_are_ahead() -> None:
     assert state.alarm == 0
 
 
-def test_a_tick_alone_sets_the_alarm_to_the_next_one() -> None:
+def test_a_tick_alone_sets_the_alarm_to_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is no tick alone once another rank is ahead, and the alarm stays at every batch then."""
-    state, span = state_of(tick_batches=8), SpanCounters(EPOCH, started=3)
+    monkeypatch.setattr(constants, "TICK_BATCHES", 8)
+    state, span = state_of(), SpanCounters(EPOCH, started=3)
     start = Mark("train_start", EPOCH)
     state.reach(start, opens=span)
     state.receive(mark_entry(0, start))

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from countoff.core import constants
 from countoff.core.alerts.telling import Telling
 from countoff.core.checks import judge, shows_other_counts
 from countoff.core.checks.lost import absence_by_exit
@@ -367,7 +368,7 @@ class State:
         elif counters.evaluation:
             self.alarm = NEVER
         else:
-            every = self.settings.tick_batches
+            every = constants.TICK_BATCHES
             self.alarm = (counters.started // every + 1) * every
 
     def only_ticks(self, counters: SpanCounters) -> bool:
@@ -379,7 +380,7 @@ class State:
         with self.lock:
             if self.alarm != counters.started or not counters.compared:
                 return False
-            self.alarm += self.settings.tick_batches
+            self.alarm += constants.TICK_BATCHES
             return True
 
     # Events from other ranks.

@@ -231,7 +231,7 @@ class LoaderPasses:
         span, counters = self._open[-1] if self._open else None, self.guard.span
         if span is None or span.epoch is None or span.position or not span.compared or span.at_end:
             return None
-        first = counters.started == 1 and counters.credits is None and self.guard.state.settings.tick_batches > 1
+        first = counters.started == 1 and counters.credits is None
         return span if first and not self.guard.steps and self.is_untrained() else None
 
     def _begin_again(self, looked: _Span, ahead: Any, thread: int) -> _Span:

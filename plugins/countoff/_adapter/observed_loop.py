@@ -19,7 +19,6 @@ from countoff.core.at_exit import exception_at_exit
 from countoff.core.checks.learning_rates import SchedulePlan
 from countoff.core.checks.resume import UNREADABLE, Restored, ResumeRecord
 from countoff.core.ending import shutdown
-from countoff.core.ending.exit_codes import code_of
 
 __all__ = ["ObservedLoop", "active_loops"]
 
@@ -372,7 +371,7 @@ class ObservedLoop:
         self.guard.close()  # waits until a verdict is printed
         if late:
             # The verdict came after the program's last line: only an exit code can report it.
-            shutdown.exit_now(code_of(self.guard.verdict, self.fit.settings))
+            shutdown.exit_now()
 
 
 def active_loops() -> list[ObservedLoop]:

@@ -76,7 +76,7 @@ WITHOUT_LOADER = replace(
         "DuplicateData": (
             "seed by rank where samples are drawn at random: seed + rank. Otherwise give every rank its own share: "
             "every world_size-th sample, or files of its own; where ranks share a batch, say which: attach(mesh=…). If "
-            "equal data is what you want: attach(..., fingerprint_batches=0)."
+            "equal data is what you want: attach(..., compare_data=False)."
         ),
     },
 )

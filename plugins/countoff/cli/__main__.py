@@ -204,20 +204,14 @@ _SETTINGS = (
     ("levels", "KIND=LEVEL,…", "raise, warn or off, by kind of verdict: Stalled=raise,SameOrder=off"),
     ("totals", "HOW", "log the true totals, or fix: also set the framework's own where they are proven"),
     ("uneven-train", "HOW", "raise, stop each epoch with the shortest rank, or repeat batches on short ranks"),
-    ("uneven-eval", "HOW", "warn, raise, allow, or stop each evaluation with the shortest rank"),
-    ("lookahead", "N", "batches that a rank fetches ahead, where ranks take the same number"),
-    ("eval-ranks", "RANKS", "the ranks that evaluate, if not all do: 0,2,4"),
+    ("uneven-eval", "HOW", "warn, raise, allow, off (compare none), or stop each with the shortest rank"),
     ("stall-seconds", "SECONDS", "without progress of any rank, before a stall is reported"),
     ("lost-seconds", "SECONDS", "without any answer of a host, before its ranks are lost"),
-    ("grace-seconds", "SECONDS", "from a verdict to the end of a process that is blocked"),
     ("deadline-seconds", "SECONDS", "that the start of a fit waits for the other ranks"),
-    ("tick-batches", "N", "batches between two comparisons of steps and learning rates"),
-    ("fingerprint-batches", "N", "batches at the start of each epoch whose data is compared; 0: none"),
+    ("compare-data", "WHETHER", "on, or off: do not compare what the ranks read"),
     ("weights-every", "N", "optimizer steps between two comparisons of the weights; 0: none"),
     ("verdict-file", "FILE", "where the verdict that ends the job is written, for a scheduler"),
     ("trace-dir", "DIR", "where each rank writes what it did, for countoff report and top"),
-    ("termination-log", "FILE", "Kubernetes' termination log, if it is not /dev/termination-log"),
-    ("exit-codes", "RESTART=N,…", "the exit code by what is known of a restart: useless=86,may_help=87"),
 )
 """The settings as flags of `countoff run`: name, metavar, meaning. Addresses to notify are none: others see flags."""
 _WIDEST = 120
@@ -380,8 +374,7 @@ def run(chosen: argparse.Namespace) -> None:
 
 def notify(chosen: argparse.Namespace) -> None:
     """Sends a message to try the addresses."""
-    from countoff.core.alerts.alert import NotTold
-    from countoff.core.alerts.notifications import Notifications
+    from countoff.core.alerts.notifications import Notifications, NotTold
     from countoff.core.settings import Settings, SettingsError
 
     del chosen

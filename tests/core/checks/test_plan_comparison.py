@@ -13,11 +13,10 @@ from countoff.core.checks.plan import (
     PlanCheck,
     agreed_fields,
     first_difference,
-    judge_even_settings,
     judge_plans,
     judge_rows,
+    judge_settings,
 )
-from countoff.core.checks.settings import judge_tick_batches
 from countoff.core.checks.versions import judge_versions
 from countoff.core.levels import effect
 from countoff.core.protocol.records import FitPlan
@@ -83,7 +82,7 @@ def test_different_checkpoints_are_the_cause_of_different_positions() -> None:
 
 def compared(*plans: FitPlan) -> tuple[PlanCheck, list[Any]]:
     """The check of the first rank, and what it has found."""
-    check = PlanCheck()
+    check = PlanCheck(weights_every=0)
     reports = {rank: check.report(FitStart(plan, {}), 500) for rank, plan in enumerate(plans)}
     return check, [*filter(None, check.compare_reports(reports, complete=True, refused=False))]
 
@@ -128,23 +127,15 @@ def test_lengths_that_differ_have_the_datasets_as_their_cause() -> None:
     assert "dataset" not in found((12, 12), (96, 88), batch_size=(8, 9)).why
 
 
-def test_different_tick_batches_are_a_settings_mismatch() -> None:
-    """The warning names both settings and the rank that differs."""
-    found = judge_tick_batches({0: 64, 1: 32, 2: 64})
+def test_ranks_that_compare_weights_after_different_steps_do_not_begin() -> None:
+    """A rank that compares none reports nothing."""
+    reports = [PlanCheck(every).report(FitStart(FitPlan(), {}), 500) for every in (5, 0, 5)]
+    found = judge_settings(dict(enumerate(reports)))
     assert found is not None
-    assert (found.kind, found.ranks) == ("SettingsMismatch", (1,))
-    assert found.sentence.startswith("tick_batches is 32 on rank 1, 64 on ranks 0, 2: ")
-
-
-def test_a_rank_without_tick_batches_is_unknown() -> None:
-    """A rank that has not reported its `tick_batches`, as one of another version, differs from all others."""
-    found = judge_tick_batches({0: 64, 1: None, 2: 64})
-    assert found is not None
-    assert found.sentence.startswith("tick_batches is unknown on rank 1, 64 on ranks 0, 2: ")
-
-
-def test_equal_tick_batches_are_no_mismatch() -> None:
-    assert judge_tick_batches({0: 64, 1: 64}) is None
+    assert (found.kind, found.ranks) == ("PlanMismatch", (1,))
+    assert found.sentence == "before the first batch, weights_every is 0 on rank 1, 5 on ranks 0, 2."
+    assert remedy_for(found, {}) == "give every rank the same weights_every."
+    assert judge_settings({0: reports[0], 1: reports[2]}) is None
 
 
 def test_different_versions_are_a_version_mismatch() -> None:
@@ -240,18 +231,16 @@ def reported(settings: Settings, own_batches: int | None) -> Mapping[str, Any]:
         (EVEN, Settings(uneven_train="repeat"), "uneven_train is 'stop' on rank 0, 'repeat' on ranks 1, 2"),
         (Settings(uneven_eval="stop"), Settings(), "uneven_eval is 'stop' on rank 0, not 'stop' on ranks 1, 2"),
         (Settings(uneven_eval="stop"), EVEN, "uneven_train is 'raise' on rank 0, 'stop' on ranks 1, 2"),
-        (Settings(uneven_train="stop", lookahead=2), EVEN, "lookahead is 2 on rank 0, 4 on ranks 1, 2"),
     ],
 )
 def test_ranks_that_take_the_same_number_have_the_same_settings(one: Settings, other: Settings, words: str) -> None:
     """The message has the value of a rank that reports none of these settings, because nothing makes it even."""
-    verdict = judge_even_settings({rank: reported(other if rank else one, None) for rank in range(3)})
+    verdict = judge_settings({rank: reported(other if rank else one, None) for rank in range(3)})
     assert verdict is not None
     assert verdict.sentence == f"before the first batch, {words}."
     assert remedy_for(verdict, {})
 
 
-@pytest.mark.parametrize("settings", [EVEN, Settings(), Settings(lookahead=8)])
+@pytest.mark.parametrize("settings", [EVEN, Settings()])
 def test_equal_settings_are_no_mismatch(settings: Settings) -> None:
-    assert judge_even_settings({rank: reported(settings, 4 + rank) for rank in range(3)}) is None
-    assert judge_even_settings({0: reported(Settings(), None), 1: reported(Settings(lookahead=8), None)}) is None
+    assert judge_settings({rank: reported(settings, 4 + rank) for rank in range(3)}) is None

@@ -10,6 +10,7 @@ import torch
 
 from countoff._adapter.dealt_streams import stream_facts
 from countoff._adapter.words import data_remedies
+from countoff.core import constants
 from countoff.core.checks.check import FitStart
 from countoff.core.checks.data import DataIdentity
 from countoff.core.checks.streams import (
@@ -137,15 +138,15 @@ def test_facts_survive_a_record() -> None:
 
 
 def test_the_longest_record_fits_into_the_store() -> None:
-    """With as many fingerprints as can be asked for, and facts that are as long as they can be."""
+    """With all fingerprints, and facts that are as long as they can be."""
     others = KeptRecords()
-    data = DataIdentity(State(0, 2, Settings(fingerprint_batches=32), {}))
+    data = DataIdentity(State(0, 2, Settings(), {}))
     data.fit_started(FitStart(FitPlan(dp_rank=99_999, dp_degree=100_000), {}), others)
     data.span_opened(SpanCounters("train epoch 0", evaluation=False, opened=0, compared=True), 0)
-    for number in range(32):
+    for number in range(constants.FINGERPRINT_BATCHES):
         data.read(torch.arange(64) * number, stream=lambda: WORST)
     (record,) = others.reported
-    assert len(record["prints"]) == 32
+    assert len(record["prints"]) == constants.FINGERPRINT_BATCHES
     assert record["stream"] == WORST.to_json()
     assert parse_stream(record["stream"]) == WORST
     assert len(encode(record)) <= RECORD_BYTES

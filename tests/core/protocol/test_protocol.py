@@ -92,7 +92,7 @@ def legitimately_different(draw: st.DrawFn) -> Job:
         ]
         evaluates = eval_ranks is None or rank in eval_ranks
         own.append(dataclasses.replace(program, epochs=tuple(shares), evaluates=evaluates))
-    return dataclasses.replace(job, programs=tuple(own), eval_ranks=eval_ranks)
+    return dataclasses.replace(job, programs=tuple(own), uneven_eval="raise" if eval_ranks is None else "off")
 
 
 @st.composite

@@ -215,7 +215,7 @@ def test_a_rank_that_does_not_count_off_ends_a_job_that_keeps_ranks_even(capsys:
     [
         ({"uneven_train": "repeat"}, "uneven_train is 'stop' on rank 0, 'repeat' on rank 1"),
         ({"uneven_train": "stop", "uneven_eval": "stop"}, "uneven_eval is 'warn' on rank 0, 'stop' on rank 1"),
-        ({"uneven_train": "stop", "lookahead": 8}, "lookahead is 4 on rank 0, 8 on rank 1"),
+        ({"uneven_train": "stop", "weights_every": 8}, "weights_every is 0 on rank 0, 8 on rank 1"),
         ({}, "uneven_train is"),
     ],
 )

@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from countoff.core import Settings
+from countoff.core import Settings, constants
 from countoff.core.checks import KINDS
 from countoff.core.ending import shutdown
 from countoff.core.liveness.heartbeats import announce_signal, begin_fit
@@ -449,7 +449,7 @@ def ending(monkeypatch: pytest.MonkeyPatch) -> Ending:
 
 
 def test_a_main_thread_that_waits_for_nccl_is_brought_back(ending: Ending, capsys: pytest.CaptureFixture[str]) -> None:
-    """After `grace_seconds` the communicators are aborted. The process is not ended before that is done, nor after."""
+    """After 3 s the communicators are aborted. The process is not ended before that is done, nor after."""
     ending.look_for(2.5)
     assert not ending.aborts
     ending.look_for(2.5)
@@ -554,7 +554,7 @@ def test_two_threads_abort_once(ending: Ending, monkeypatch: pytest.MonkeyPatch)
 def test_connections_are_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of a group whose thread was busy are not found at first. Once the main thread moves, nothing is cut."""
     ending = Ending(monkeypatch, nccl=False)
-    ending.rank.state.settings = Settings(grace_seconds=0.5)
+    monkeypatch.setattr(constants, "GRACE_SECONDS", 0.5)
     ending.look_for(1.0)
     assert len(ending.cuts) > 2
     ending.move()

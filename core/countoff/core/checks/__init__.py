@@ -25,7 +25,6 @@ from countoff.core.checks import (
     plan,
     rank_map,
     resume,
-    settings,
     short,
     splits,
     stalled,
@@ -71,7 +70,6 @@ KINDS |= {
         framework.NOT_DISTRIBUTED,
         versions.VERSION_MISMATCH,
         hosts.HOSTS_DIFFER,
-        settings.SETTINGS_MISMATCH,
         late.LATE_RANK,
     )
 }
@@ -88,7 +86,6 @@ class Checks(NamedTuple):
     learning_rates: learning_rates.LearningRateCheck
     micro_batches: micro_batches.MicroBatchCheck
     even: even.EvenCheck
-    settings: settings.SettingsCheck
     versions: versions.VersionCheck
     hosts: hosts.HostsCheck
     model: model.ModelCheck
@@ -114,7 +111,7 @@ class Checks(NamedTuple):
             schedule: Returns them with where their schedules stand.
             hash_weights: Begins to compute the hashes of the weights; None where these are not compared.
         """
-        plans, split = plan.PlanCheck(), splits.SplitCheck()
+        plans, split = plan.PlanCheck(state.settings.weights_every), splits.SplitCheck()
         identity = data.DataIdentity(state, datasets_differ=lambda: plans.datasets_differ or split.found)
         return cls(
             plan=plans,
@@ -124,7 +121,6 @@ class Checks(NamedTuple):
             learning_rates=learning_rates.LearningRateCheck(state, learning_rates_in_force),
             micro_batches=micro_batches.MicroBatchCheck(state),
             even=even.EvenCheck(state),
-            settings=settings.SettingsCheck(state.settings.tick_batches),
             versions=versions.VersionCheck(),
             hosts=hosts.HostsCheck(state),
             model=model.ModelCheck(),

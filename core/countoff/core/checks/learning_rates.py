@@ -47,7 +47,7 @@ _COUNTS = ("made_for", "warmup", "falls_after", "begins", "reaches")
 _WHY = "Each rank computes its learning rate by itself, and their schedules differ."
 _WHEN = (
     "Rates are compared at the first two steps, where an epoch or an evaluation in it begins or ends, and every "
-    "`tick_batches` batches: these may have differed before."
+    "64 batches: these may have differed before."
 )
 
 LEARNING_RATE_MISMATCH = VerdictKind(

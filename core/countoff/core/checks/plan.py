@@ -61,10 +61,7 @@ _OTHER_SETTINGS = Cause(
         "With these settings, ranks tell one another which batches they have. A rank with another setting does not do "
         "that in the same way, and the others would wait for it."
     ),
-    remedy=(
-        "give every rank the same uneven_train, uneven_eval and lookahead, in the code or in the environment of all "
-        "hosts."
-    ),
+    remedy=("give every rank the same uneven_train and uneven_eval, in the code or in the environment of all hosts."),
 )
 _SAME_DATASET = (
     "give every rank the same dataset: look for a file, a download, a cache or a filter that is not the same on every "
@@ -106,7 +103,7 @@ PLAN_MISMATCH = VerdictKind(
         DATASET: Cause(
             "A sampler gives each rank its share of one dataset, and takes every rank to hold the same one. Otherwise "
             "some rows are read several times and others never, and ranks may have different numbers of batches.",
-            f"{_SAME_DATASET} If they are to differ: fingerprint_batches=0.",
+            f"{_SAME_DATASET} If they are to differ: compare_data=False.",
         ),
         MODEL: Cause(
             "These ranks average the gradients of their parameters one by one. Where the parameters are not the same, "
@@ -122,7 +119,10 @@ PLAN_MISMATCH = VerdictKind(
         ),
         "uneven_train": _OTHER_SETTINGS,
         "uneven_eval": _OTHER_SETTINGS,
-        "lookahead": _OTHER_SETTINGS,
+        "weights_every": Cause(
+            "The ranks would compare their weights after different optimizer steps.",
+            "give every rank the same weights_every.",
+        ),
     },
 )
 
@@ -130,21 +130,26 @@ PLAN_MISMATCH = VerdictKind(
 class PlanCheck(Check):
     """Compares the plans of all ranks at the roll call.
 
+    Args:
+        weights_every: Optimizer steps of this rank between two comparisons of weights; 0: none.
+
     Attributes:
         datasets_differ: Whether the ranks' train datasets are known to differ. Known on the first rank alone.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, weights_every: int) -> None:
+        self._weights_every = weights_every
         self.datasets_differ = False
 
     def report(self, start: FitStart, room: int) -> Mapping[str, Any]:  # noqa: D102
-        return {"plan": start.plan.to_json()}
+        weights = {"weights_every": self._weights_every} if self._weights_every else {}
+        return {"plan": start.plan.to_json(), **weights}
 
     def compare_reports(self, reports: Records, *, complete: bool, refused: bool) -> Iterator[Verdict | None]:  # noqa: D102
         plans = {rank: report["plan"] for rank, report in reports.items()}
         rows = judge_rows(plans)
         self.datasets_differ = rows is not None
-        yield judge_even_settings(reports) or _by_rows(judge_plans(plans), plans) or rows
+        yield judge_settings(reports) or _by_rows(judge_plans(plans), plans) or rows
 
 
 def judge_plans(plans: Mapping[int, Mapping[str, Any]]) -> Verdict | None:
@@ -188,13 +193,13 @@ def judge_rows(plans: Mapping[int, Mapping[str, Any]]) -> Verdict | None:
     return replace(found, harmful=False)
 
 
-def judge_even_settings(records: Mapping[int, Mapping[str, Any]]) -> Verdict | None:
-    """Returns a `PlanMismatch` if ranks differ in what makes them take the same number of batches.
+def judge_settings(records: Mapping[int, Mapping[str, Any]]) -> Verdict | None:
+    """Returns a `PlanMismatch` if ranks differ in a setting by which they act together.
 
-    A rank on which nothing does that reports nothing of these settings.
+    A rank on which nothing makes ranks even reports nothing of that, and one that compares no weights nothing of these.
 
-    >>> on = {"uneven_train": "stop", "uneven_eval": "warn", "lookahead": 4}
-    >>> judge_even_settings({0: on, 1: {}}).sentence
+    >>> on = {"uneven_train": "stop", "uneven_eval": "warn"}
+    >>> judge_settings({0: on, 1: {}}).sentence
     "before the first batch, uneven_train is 'stop' on rank 0, 'raise' on rank 1."
     """
     reported = {rank: record for rank, record in records.items() if "uneven_train" in record}
@@ -202,7 +207,8 @@ def judge_even_settings(records: Mapping[int, Mapping[str, Any]]) -> Verdict | N
     evaluation = {rank: {"uneven_eval": repr(each["uneven_eval"])} for rank, each in reported.items()}
     if reported:
         evaluation |= {rank: {"uneven_eval": "not 'stop'"} for rank in records if rank not in reported}
-    for name, compared in (("uneven_train", train), ("uneven_eval", evaluation), ("lookahead", reported)):
+    weights = {rank: {"weights_every": record.get("weights_every", 0)} for rank, record in records.items()}
+    for name, compared in (("uneven_train", train), ("uneven_eval", evaluation), ("weights_every", weights)):
         difference = first_difference(compared, [name])
         if difference is not None:
             return mismatch_of(name, *difference)

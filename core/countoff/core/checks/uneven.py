@@ -59,8 +59,8 @@ UNEVEN_BATCHES = VerdictKind(
         ),
         WHO_EVALUATES: Cause(
             "Not all ranks evaluate there. A collective of the evaluation would meet one of the training.",
-            "let all ranks evaluate after the same batch; if only some ranks are to evaluate, say which: "
-            "eval_ranks=[0], on every rank.",
+            "let all ranks evaluate after the same batch; if only some ranks are to evaluate: "
+            "uneven_eval='off', on every rank.",
             restart="unknown",
         ),
         REPEAT: Cause(),
@@ -76,7 +76,7 @@ class UnevenCheck(Check):
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._policy = "allow" if settings.eval_ranks is not None else settings.uneven_eval
+        self._policy = settings.uneven_eval
         self._others: Others | None = None
         self._apart: Counter[str] = Counter()
 

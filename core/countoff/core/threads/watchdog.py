@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from countoff.core import constants
 from countoff.core.checks.lost import AHEAD, DIED, STOPPED, Need, is_lost, loss_of, lost_rank
 from countoff.core.ending import gloo, nccl, shutdown
-from countoff.core.ending.exit_codes import code_of
 from countoff.core.liveness import collectives, stacks
 from countoff.core.liveness.heartbeats import announce_signal, has_signal, takes_part
 from countoff.core.liveness.lifelines import Loss
@@ -313,7 +313,7 @@ class Watchdog:
     def _ensure_process_ends(self) -> None:
         """Makes sure that this process ends with the verdict, whatever its main thread is blocked in.
 
-        A main thread that runs Python code raises by itself. One that is blocked in a collective gets `grace_seconds`,
+        A main thread that runs Python code raises by itself. One that is blocked in a collective gets 3 s,
         then the collective is interrupted; a second later the process is ended.
         """
         state, now, ending = self._state, time.monotonic(), self._ending
@@ -327,7 +327,7 @@ class Watchdog:
             state.printed.set()
         if state.settings.on_divergence == "warn":
             return
-        grace = max(state.settings.grace_seconds, LOOK_SECONDS)
+        grace = max(constants.GRACE_SECONDS, LOOK_SECONDS)
         answered, moving, on_its_way_out = state.answered.is_set(), False, False
         if answered or ending.cut_at or now - ending.since > grace:  # before that, nothing depends on where it is
             moving = ending.look_at_main_thread(now, grace)
@@ -349,7 +349,7 @@ class Watchdog:
             gloo.cut_collectives()  # again: a group whose thread was busy at that moment was not found
         elif now - ending.since > grace and state.printed.is_set():
             if ending.cut_at:
-                shutdown.exit_now(code_of(state.end, state.settings))
+                shutdown.exit_now()
             gloo.cut_collectives()  # unless a peer has: then the error is under way
             self.abort_nccl()
             ending.cut_at = time.monotonic()
@@ -374,7 +374,7 @@ class Watchdog:
             shutdown.wait_until_printed(state)
         standstill = _Standstill()
         while ending.abort is None and collectives.unfinished() and time.monotonic() - began < _FREE_SECONDS:
-            if standstill.seconds(time.monotonic()) > state.settings.grace_seconds:
+            if standstill.seconds(time.monotonic()) > constants.GRACE_SECONDS:
                 self.abort_nccl()
             time.sleep(LOOK_SECONDS)
         while ending.abort is not None and ending.abort.under_way:
@@ -388,7 +388,7 @@ class Watchdog:
                 return
             ending.abort = nccl.abort_communicators()
         if ending.abort is not None:
-            shutdown.print_line(self._state.rank, _ABORTED.format(self._state.settings.grace_seconds))
+            shutdown.print_line(self._state.rank, _ABORTED.format(constants.GRACE_SECONDS))
 
 
 class _Waiting:
@@ -396,7 +396,7 @@ class _Waiting:
 
     In a collective, it waits. A kernel of NCCL can be waited for anywhere, by a thread that looks as if it ran code of
     its own, and so can the store. So a thread that does not move at all inside of a span also waits: where NCCL is in
-    use, from `grace_seconds` on, otherwise from `stall_seconds` on.
+    use, from 3 s on, otherwise from `stall_seconds` on.
 
     Args:
         state: This rank's state.
@@ -428,8 +428,7 @@ class _Waiting:
         self._next_look = now + _BUSY_LOOK_SECONDS
         if not self._state.spans:
             return 0.0
-        settings = self._state.settings
-        return max(0.0, stood - (settings.grace_seconds if nccl.is_used() else settings.stall_seconds))
+        return max(0.0, stood - (constants.GRACE_SECONDS if nccl.is_used() else self._state.settings.stall_seconds))
 
 
 class _Standstill:

@@ -158,9 +158,8 @@ def print_origins(plan: RunPlan, console: Console) -> None:
     sizes = dict(zip(plan.ranks.names, plan.ranks.sizes, strict=True))
     steps, of_schedule = plan.batches.total_steps, dict[str, object]()
     if job.schedule is not None and steps:
-        ending = job.schedule.in_run(steps)
-        of_schedule |= {"warmup_steps": ending.warmup_ticks, "horizon_steps": ending.tick}
-        of_schedule["min_factor"] = job.schedule.lowest
+        ending, lowest = job.schedule.in_run(steps), job.schedule.lowest
+        of_schedule = {"warmup_steps": ending.warmup_ticks, "horizon_steps": ending.tick, "min_factor": lowest}
     for name, origin in job.origins.items():
         value = sizes.get(name, getattr(job, name, None))
         value = of_schedule.get(name) if value is None else value

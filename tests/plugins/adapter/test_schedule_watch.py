@@ -333,7 +333,9 @@ def test_a_length_that_a_checkpoint_restores_is_that_of_the_check(optimizer):
     scheduler = linear(optimizer, STEPS)
     watch = watched(scheduler, pace=PER_STEP)
     scheduler.load_state_dict({**scheduler.state_dict(), "total_iters": 500})
-    assert "at step 500 of 2,000" in watch.begin(0).sentence
+    found = watch.begin(0)
+    assert found is not None
+    assert "at step 500 of 2,000" in found.sentence
 
 
 def watched(scheduler, run=RUN, **options):

@@ -1,6 +1,7 @@
 """Mistakes in a configuration: each is found, at its level and with its numbers, and nothing else is found."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
@@ -11,7 +12,7 @@ import pytest
 from countoff.plan.checks import check_job
 from countoff.plan.issues import ConfigIssue, worst_first
 from countoff.plan.job import Job
-from countoff.plan.readers import read_job, torchtitan_python
+from countoff.plan.readers import read_job, torchtitan_python, torchtitan_toml
 
 
 def found(path: Path, text: str, *, world_size: int) -> list[ConfigIssue]:
@@ -439,3 +440,28 @@ def test_data_that_ends_at_different_steps_is_found(infinite: bool, world_size: 
     )
     issues = check_job(torchtitan_python.read(config), world_size=world_size)
     assert faults(issues) == ([("stops", "uneven")] if is_fault else [])
+
+
+@pytest.mark.parametrize("decay_type", ["linear", "sqrt"])
+@pytest.mark.parametrize("lowest", [0.0, 0.1, 0.3])
+@pytest.mark.parametrize("ratio", [None, 0.1, 0.5, 1.0])
+def test_torchtitans_rate_is_negative_from_the_named_step_on(
+    decay_type: str, lowest: float, ratio: float | None
+) -> None:
+    """By the curve of its ``linear_warmup_stable_decay``, which goes on after the horizon."""
+    warmup, horizon = 10, 50
+    decay = horizon - warmup if ratio is None else min(round(horizon * ratio), horizon - warmup)
+
+    def factor(step: int) -> float:
+        progress = (step + 1 - warmup - (horizon - warmup + 1 - decay)) / decay
+        curve = 1 - progress if decay_type == "linear" else 1 - math.sqrt(progress)
+        return lowest + (1 - lowest) * curve
+
+    first = next(step for step in range(horizon, 500) if factor(step) < -1e-12) + 1  # steps count from 1
+    section = {"warmup_steps": warmup, "total_steps": horizon, "decay_type": decay_type, "min_lr_factor": lowest}
+    section |= {} if ratio is None else {"decay_ratio": ratio}
+    for steps, said in ((first - 1, False), (first, True)):
+        job = torchtitan_toml.read({"training": {"steps": steps}, "lr_scheduler": section})
+        texts = [issue.text for issue in check_job(job, world_size=1) if issue.code == "horizon"]
+        assert any(f"from step {first:,} on the learning rate is negative" in text for text in texts) is said, texts
+        assert len(texts) == 1

@@ -56,7 +56,7 @@ def plan(chosen: argparse.Namespace) -> int:
     Raises:
         ValueError: If there is no plan; the message is one line with the reason.
     """
-    _configs(chosen)
+    _names([] if chosen.config is None else [chosen.config], chosen.command)
     job = _job(chosen)
     plans = [RunPlan.of(job, world_size=world_size) for world_size in _world_sizes(chosen, job)]
     options = table.Options(_resume_samples(chosen))
@@ -90,7 +90,7 @@ def check(chosen: argparse.Namespace) -> int:
         ValueError: If the only configuration cannot be read; the message is one line with the reason.
     """
     _check_codes(chosen.ignore)
-    configs = _configs(chosen)
+    configs = _names(chosen.configs, chosen.command)
     if not configs:
         raise ValueError("give a configuration, or a command after --: countoff check -- torchrun … train.py …")
     checked: list[_Checked] = []
@@ -233,16 +233,15 @@ def _check_codes(codes: Sequence[str]) -> None:
             raise ValueError(f"--ignore knows no code {code!r}{nearest(code, CODES)}; known: {', '.join(CODES)}")
 
 
-def _configs(chosen: argparse.Namespace) -> list[str]:
-    """Returns the names of what is to be read: of the files, or of the program that a command starts.
+def _names(configs: Sequence[str], command: Sequence[str]) -> Sequence[str]:
+    """Returns the names of what is to be read: the configurations, or the program that a command starts.
 
     Raises:
-        ValueError: If neither is given, or both.
+        ValueError: If both are given.
     """
-    given = [one for one in ([chosen.config] if "config" in chosen else chosen.configs) if one is not None]
-    if given and chosen.command:
+    if configs and command:
         raise ValueError("give a configuration, or a command after --, not both")
-    return [read_launch(chosen.command).program or "the command"] if chosen.command else given
+    return [read_launch(command).program or "the command"] if command else configs
 
 
 def _job(chosen: argparse.Namespace) -> Job:

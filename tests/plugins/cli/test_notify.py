@@ -46,5 +46,5 @@ def test_a_bad_address_is_not_shown(monkeypatch: pytest.MonkeyPatch, capfd: pyte
     monkeypatch.setenv("COUNTOFF_NOTIFY", "hunter2")
     code, _, line = ended(capfd)
     assert code == 2
-    assert line.startswith("countoff: environment variable COUNTOFF_NOTIFY must be False, or ")
+    assert line.startswith("countoff: environment variable COUNTOFF_NOTIFY must be one or more addresses ")
     assert "hunter2" not in line

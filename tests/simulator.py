@@ -229,7 +229,7 @@ class Rank:
             eval_ranks=job.eval_ranks,
             tick_batches=job.tick_batches,
             deadline_seconds=1e6,
-            levels={"HostsDiffer": "off"},  # read on a thread of its own
+            levels={"VersionMismatch": "off"},  # all ranks are of this host
         )
         object.__setattr__(chosen, "on_divergence", "warn")  # raising waits for the printed table
         self._settings = chosen

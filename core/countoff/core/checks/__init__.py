@@ -15,7 +15,6 @@ from countoff.core.checks import (
     data,
     even,
     horizon,
-    hosts,
     late,
     learning_rates,
     length,
@@ -73,7 +72,6 @@ KINDS |= {
         totals.WRONG_TOTAL,
         processes.NOT_DISTRIBUTED,
         versions.VERSION_MISMATCH,
-        hosts.HOSTS_DIFFER,
         settings.SETTINGS_MISMATCH,
         late.LATE_RANK,
     )
@@ -93,7 +91,6 @@ class Checks(NamedTuple):
     even: even.EvenCheck
     settings: settings.SettingsCheck
     versions: versions.VersionCheck
-    hosts: hosts.HostsCheck
     model: model.ModelCheck
     splits: splits.SplitCheck
     weights: weights.Weights
@@ -128,8 +125,7 @@ class Checks(NamedTuple):
             micro_batches=micro_batches.MicroBatchCheck(state),
             even=even.EvenCheck(state),
             settings=settings.SettingsCheck(state.settings.tick_batches),
-            versions=versions.VersionCheck(),
-            hosts=hosts.HostsCheck(state),
+            versions=versions.VersionCheck(off=state.settings.levels.get(versions.VERSION_MISMATCH.name) == "off"),
             model=model.ModelCheck(),
             splits=split,
             weights=weights.Weights(state, hash_weights),

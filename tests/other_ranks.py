@@ -1,6 +1,5 @@
 """The other ranks, for a check that is tested by itself."""
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -22,7 +21,6 @@ class KeptRecords:
 
     def __init__(self, standing: Mapping[str, Any] | None = None, speaker: Any = None) -> None:
         self.speaker = speaker
-        self.began = time.time()
         self.reported: list[Any] = []
         self.found: list[Verdict] = []
         self._standing = standing
@@ -38,11 +36,11 @@ class KeptRecords:
     def report(
         self,
         name: str,
-        record: Mapping[str, Any],
+        record: Callable[[], Mapping[str, Any]],
         judge: Callable[[Records], Iterable[Verdict | None]],
         *,
         owed: bool = True,
         after: Sequence[str] = (),
     ) -> None:
         del name, judge, owed, after
-        self.reported.append(dict(record))
+        self.reported.append(dict(record()))

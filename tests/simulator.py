@@ -123,7 +123,7 @@ class Rank:
             uneven_train=job.uneven_train,
             uneven_eval=job.uneven_eval,
             deadline_seconds=1e6,
-            levels={"HostsDiffer": "off"},  # read on a thread of its own
+            levels={"VersionMismatch": "off"},  # all ranks are of this host
         )
         object.__setattr__(chosen, "on_divergence", "warn")  # raising waits for the printed table
         self._settings = chosen

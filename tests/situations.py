@@ -19,7 +19,7 @@ import pytest
 from countoff._torchtitan.config import wrong_horizons
 from countoff.core import LoaderFacts, Settings, Verdict, software
 from countoff.core.checks import data as identity
-from countoff.core.checks import hosts, judge, late, resume, short, splits, weights
+from countoff.core.checks import judge, late, resume, short, splits, versions, weights
 from countoff.core.checks.check import FitStart
 from countoff.core.checks.even import EvenCheck, judge_lengths, repeated, truncated
 from countoff.core.checks.horizon import Horizon, RunLength, run_out, wrong_horizon
@@ -757,8 +757,8 @@ def others() -> Iterator[Situation]:
     watched = [adapter for adapter in able if adapter != "fabric"]
     later = lambda _: _unseen(has_loader=True, first=False)  # noqa: E731  # as short as the others
     yield Situation("UnseenLoader", "the loop goes on with another loader", later, adapters=watched)
-    versions = judge_versions({0: {"torch": "2.7.0"}, 1: {"torch": "2.8.0"}, 2: {"torch": "2.7.0"}})
-    yield Situation("VersionMismatch", "another torch on one host", lambda _: versions)
+    found = judge_versions({0: {"torch": "2.7.0"}, 1: {"torch": "2.8.0"}, 2: {"torch": "2.7.0"}})
+    yield Situation("VersionMismatch", "another torch on one host", lambda _: found)
     yield from hosts_differ()
     weights = judge_settings({rank: PlanCheck(5 * rank).report(FitStart(FitPlan(), {}), 500) for rank in range(2)})
     yield Situation("PlanMismatch", "weights_every is set on one host", lambda _: weights)
@@ -775,24 +775,20 @@ def hosts_differ() -> Iterator[Situation]:
         for name, value in variables.items():
             patch.setenv(name, value)
         patch.setattr(software, "libraries", lambda: {"torch": "2.7.0", "NCCL": facts.get("nccl", "2.27.3")})
-        patch.setattr(software, "content_of", lambda path, began: path.encode())
-        return {**hosts.record_of({"train.py": facts.get("train", "usual")}, 0.0), "name": f"node-{rank}"}
+        return {**versions.record_of(), "name": f"node-{rank}"}
 
     def judged(variables: Mapping[str, str], facts: Mapping[str, str]) -> Verdict:
         with pytest.MonkeyPatch.context() as patch:
             records = {rank: told(patch, rank, {}) for rank in range(2)}
             records[2] = told(patch, 2, variables, **facts)
-        return next(hosts.judge_hosts(records, ["train.py"]))
+        return next(versions.judge_hosts(records))
 
-    ring, other = {"NCCL_ALGO": "Ring"}, {"train": "other"}
     cases: dict[str, tuple[Mapping[str, str], Mapping[str, str]]] = {
-        "a host has another variable and another script": (ring, other),
         "a host has another NCCL": ({}, {"nccl": "2.26.2"}),
-        "a host has another variable": (ring, {}),
-        "a host has another script": ({}, other),
+        "a host has another variable": ({"NCCL_ALGO": "Ring"}, {}),
     }
     for title, case in cases.items():
-        yield Situation("HostsDiffer", title, lambda _, case=case: judged(*case))
+        yield Situation("VersionMismatch", title, lambda _, case=case: judged(*case))
 
 
 def without_loaders() -> Iterator[Situation]:

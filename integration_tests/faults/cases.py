@@ -408,7 +408,7 @@ CASES = {
         Case(
             "F28",
             "a rank has another variable for NCCL",
-            "HostsDiffer",
+            "VersionMismatch",
             "warning",
             two_sided=True,
             words='"Ring" on rank ',

@@ -914,7 +914,6 @@ class OtherRanks:
 
     def __init__(self, state: State, speaker: Speaker, roll_call: RollCall) -> None:
         self.speaker = speaker
-        self.began = began_at()
         self.report = roll_call.report
         self.state = state
 

@@ -1,4 +1,4 @@
-"""The comparison of plans, settings and versions that ranks reported at the roll call."""
+"""The comparison of plans and settings that ranks reported at the roll call."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,7 +17,6 @@ from countoff.core.checks.plan import (
     judge_rows,
     judge_settings,
 )
-from countoff.core.checks.versions import judge_versions
 from countoff.core.levels import effect
 from countoff.core.protocol.records import FitPlan
 from countoff.core.settings import Settings
@@ -83,7 +82,7 @@ def test_different_checkpoints_are_the_cause_of_different_positions() -> None:
 def compared(*plans: FitPlan) -> tuple[PlanCheck, list[Any]]:
     """The check of the first rank, and what it has found."""
     check = PlanCheck(weights_every=0)
-    reports = {rank: check.report(FitStart(plan, {}), 500) for rank, plan in enumerate(plans)}
+    reports = {rank: dict(check.report(FitStart(plan, {}), 500)) for rank, plan in enumerate(plans)}
     return check, [*filter(None, check.compare_reports(reports, complete=True, refused=False))]
 
 
@@ -136,27 +135,6 @@ def test_ranks_that_compare_weights_after_different_steps_do_not_begin() -> None
     assert found.sentence == "before the first batch, weights_every is 0 on rank 1, 5 on ranks 0, 2."
     assert remedy_for(found, {}) == "give every rank the same weights_every."
     assert judge_settings({0: reports[0], 1: reports[2]}) is None
-
-
-def test_different_versions_are_a_version_mismatch() -> None:
-    """The first package by name whose versions differ is named, with the rank that differs."""
-    versions: dict[int, dict[str, Any]] = {rank: {"python": "3.12", "torch": "2.7", "zarr": "3"} for rank in range(3)}
-    versions[2] |= {"torch": "2.8", "zarr": "2"}
-    found = judge_versions(versions)
-    assert found is not None
-    assert (found.kind, found.ranks) == ("VersionMismatch", (2,))
-    assert found.sentence == "torch is 2.8 on rank 2, 2.7 on ranks 0, 1."
-
-
-def test_a_package_that_one_rank_lacks_is_a_version_mismatch() -> None:
-    found = judge_versions({0: {"torch": "2.7", "apex": "1"}, 1: {"torch": "2.7"}, 2: {"torch": "2.7", "apex": "1"}})
-    assert found is not None
-    assert found.sentence == "apex is unknown on rank 1, 1 on ranks 0, 2."
-
-
-def test_equal_versions_are_no_mismatch() -> None:
-    assert judge_versions({0: {"torch": "2.7"}, 1: {"torch": "2.7"}}) is None
-    assert judge_versions({0: {}, 1: {}}) is None
 
 
 def test_agreed_fields_are_those_with_one_value_on_all_ranks() -> None:

@@ -264,7 +264,7 @@ def test_what_follows_from_other_datasets_is_not_said_again(known: bool) -> None
         StreamFacts("Accelerate", 2, prints=prints * 8, order="shuffled", sampler=True, length=length)
         for prints, length in (("00000001", 96), ("00000002", 88))
     ]
-    records = {rank: {**record, "stream": stream.to_json()} for rank, stream in enumerate(streams)}
+    records = {rank: {**record(), "stream": stream.to_json()} for rank, stream in enumerate(streams)}
     found = [each.kind for each in judge(records) if each is not None]
     assert found == ([] if known else ["StreamsDiffer"])
     assert set(after) == {"splits"}

@@ -106,7 +106,7 @@ def test_a_report_is_judged_behind_those_that_may_explain_it(ranks: Ranks) -> No
     judged = list[str]()
 
     def report(rank: int, name: str, *after: str) -> None:
-        ranks.calls[rank].report(name, {}, lambda _: judged.append(name) or (), after=after)
+        ranks.calls[rank].report(name, dict, lambda _: judged.append(name) or (), after=after)
 
     report(1, "data/1", "splits")
     report(0, "splits")

@@ -16,7 +16,6 @@ from countoff.core.checks import (
     even,
     framework,
     horizon,
-    hosts,
     late,
     learning_rates,
     lost,
@@ -69,7 +68,6 @@ KINDS |= {
         framework.WRONG_TOTAL,
         framework.NOT_DISTRIBUTED,
         versions.VERSION_MISMATCH,
-        hosts.HOSTS_DIFFER,
         late.LATE_RANK,
     )
 }
@@ -87,7 +85,6 @@ class Checks(NamedTuple):
     micro_batches: micro_batches.MicroBatchCheck
     even: even.EvenCheck
     versions: versions.VersionCheck
-    hosts: hosts.HostsCheck
     model: model.ModelCheck
     splits: splits.SplitCheck
     weights: weights.Weights
@@ -121,8 +118,7 @@ class Checks(NamedTuple):
             learning_rates=learning_rates.LearningRateCheck(state, learning_rates_in_force),
             micro_batches=micro_batches.MicroBatchCheck(state),
             even=even.EvenCheck(state),
-            versions=versions.VersionCheck(),
-            hosts=hosts.HostsCheck(state),
+            versions=versions.VersionCheck(off=state.settings.levels.get(versions.VERSION_MISMATCH.name) == "off"),
             model=model.ModelCheck(),
             splits=split,
             weights=weights.Weights(state, hash_weights),

@@ -64,8 +64,6 @@ class Others(Protocol):
 
     speaker: Any
     """The guard's speaker, for a check that exchanges records in a way of its own."""
-    began: float
-    """When this process began, in seconds since the epoch."""
 
     def compare(
         self, key: str, record: Callable[[], Mapping[str, Any]], judge: Callable[[Mapping[str, Any]], Verdict | None]
@@ -82,7 +80,7 @@ class Others(Protocol):
     def report(
         self,
         name: str,
-        record: Mapping[str, Any],
+        record: Callable[[], Mapping[str, Any]],
         judge: Callable[[Records], Iterable[Verdict | None]],
         *,
         owed: bool = True,
@@ -92,7 +90,7 @@ class Others(Protocol):
 
         Args:
             name: What is reported; equal on all ranks, and used once.
-            record: This rank's record.
+            record: Returns this rank's record. Called on the speaker thread.
             judge: Takes the records by rank; returns what is wrong. Called on the first rank's speaker thread.
             owed: Whether the end of the fit waits for it. False for what not every rank need report.
             after: The names of earlier reports that are judged first.

@@ -274,7 +274,7 @@ class DataIdentity(Check):
                 yield found
 
         # The splits are reported first, and judged first too: the last rank's reports may come between two looks.
-        self._others.report(f"data/{span.opened}", record, judge, after=("splits",))
+        self._others.report(f"data/{span.opened}", lambda: record, judge, after=("splits",))
 
 
 def _no_stream() -> None:

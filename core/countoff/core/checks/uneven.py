@@ -98,7 +98,7 @@ class UnevenCheck(Check):
             found = uneven_apart(name, {rank: parse_count(each["batches"]) for rank, each in records.items()})
             yield found and replace(found, harmful=self._policy == "raise")
 
-        self._others.report(f"apart/{name}/{self._apart[name]}", {"batches": batches}, judge, owed=False)
+        self._others.report(f"apart/{name}/{self._apart[name]}", lambda: {"batches": batches}, judge, owed=False)
 
 
 def judge_batches(divergence: Divergence, rank: int) -> Verdict:

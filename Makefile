@@ -22,7 +22,7 @@ SUITES_FLAGS ?= accelerate
 LOAD_FLAGS ?=
 ZOO_FLAGS ?=
 
-EXTRAS_.venv := composer,lightning,accelerate,transformers,report,prometheus,notify,demo
+EXTRAS_.venv := composer,lightning,accelerate,transformers,perfetto,notify,demo
 EXTRAS_.venv-latest := all,demo
 # Without Composer, of which only the newest is tried: for torch 2.4, it refuses torch's SGD.
 EXTRAS_.venv-oldest := all,demo

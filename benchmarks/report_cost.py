@@ -32,17 +32,9 @@ Path(sys.argv[2]).write_text(page, "utf-8")
 most = int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
 print(between - begin, end - between, most / 1024, len(page.encode()) / 1e6)
 """
-_AFTER_TWO_FRAMES = "requestAnimationFrame(() => requestAnimationFrame(() => done(performance.now())))"
-_IS_DRAWN = "document.documentElement.dataset.drawn === 'yes'"
-_SHOWN = f"""
+_SHOWN = """
 const done = arguments[0];
-const look = () => {_IS_DRAWN} ? {_AFTER_TWO_FRAMES} : setTimeout(look, 1);
-look();
-"""
-_ZOOMED = f"""
-const begin = performance.now(), done = (end) => arguments[0](end - begin);
-document.querySelector("[data-do=in]").click();
-{_AFTER_TWO_FRAMES};
+requestAnimationFrame(() => requestAnimationFrame(() => done(performance.now())));
 """
 
 
@@ -53,8 +45,7 @@ def tables(quick: bool) -> list[Table]:
         f"Simulated ranks at {simulated_traces.BATCHES_PER_SECOND} batches per second, with a learning rate that "
         f"changes at every step and a checkpoint in each epoch; rank {simulated_traces.SLOW_RANK} has a slow loader in "
         "every third one. Reading and drawing: in a process of its own, without its start. Chromium: the median of "
-        f"{_LOADS} loads, from the request of the file until the page has answered to a frame after it was drawn, and "
-        "from a click on the button + until such a frame."
+        f"{_LOADS} loads, from the request of the file until the page has answered to a second frame."
     ]
     return [Table("A report", [_row(ranks, hours) for ranks, hours in sizes], notes)]
 
@@ -68,7 +59,7 @@ def _row(ranks: int, hours: int) -> dict[str, object]:
         progress(f"report: {ranks} ranks are read")
         command = [sys.executable, "-c", _CALL, str(place), str(page)]
         told = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ).stdout
-        shown, zoomed = interactive(page) if is_installed() else (None, None)
+        seconds = shown(page) if is_installed() else None
     reading, drawing, memory, page_size = map(float, told.split())
     return {
         "ranks": ranks,
@@ -78,13 +69,12 @@ def _row(ranks: int, hours: int) -> dict[str, object]:
         "drawn, s": drawing,
         "memory, MB": memory,
         "page, MB": page_size,
-        "in Chromium, s": "no Chromium" if shown is None else shown,
-        "zoomed, s": zoomed,
+        "in Chromium, s": "no Chromium" if seconds is None else seconds,
     }
 
 
-def interactive(page: Path) -> tuple[float, float]:
-    """Seconds until a page is drawn in Chromium, and seconds that it takes to zoom.
+def shown(page: Path) -> float:
+    """Seconds until a page is drawn in Chromium.
 
     Args:
         page: The file.
@@ -92,12 +82,9 @@ def interactive(page: Path) -> tuple[float, float]:
     with tempfile.TemporaryDirectory() as profile, chromium(Path(profile)) as browser:
         browser.set_script_timeout(_DRAW_SECONDS)
         browser.get("about:blank")
-        found = [_load(browser, page) for _ in range(_LOADS)]
-    shown, zoomed = zip(*found, strict=True)
-    return statistics.median(shown) / 1e3, statistics.median(zoomed) / 1e3
+        return statistics.median(_load(browser, page) for _ in range(_LOADS)) / 1e3
 
 
-def _load(browser: Any, page: Path) -> tuple[float, float]:
+def _load(browser: Any, page: Path) -> float:
     browser.get(page.as_uri())
-    shown = browser.execute_async_script(_SHOWN)
-    return shown, browser.execute_async_script(_ZOOMED)
+    return browser.execute_async_script(_SHOWN)

@@ -1,10 +1,9 @@
 """Draws the pictures of docs/seeing.md and README.md, with headless Chromium.
 
-    countoff demo --trace-dir runs/demo
-    python -m docs.draw_pictures runs/demo
+    python -m docs.draw_pictures runs/uneven
 
-Run it from the root of the repository. `uneven.png` is a real run, the demo's; the others are the traces of jobs that
-tests/example_traces.py writes.
+Run it from the root of the repository. `uneven.png` is a real run with uneven data, whose trace is in the directory
+that is given; the others are the traces of jobs that tests/example_traces.py writes.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 import argparse
 import base64
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,6 @@ from tests import example_traces
 from tests.browser import chromium
 
 _PICTURES = Path(__file__).parent / "pictures"
-_SECONDS = 30.0
 _MARGIN = 12
 """Pixels around what a picture shows."""
 _BOX = """
@@ -36,8 +33,8 @@ return {x: left + scrollX, y: top + scrollY, width: right - left, height: bottom
 def main() -> None:
     """Draws all pictures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("demo", metavar="DIR", type=Path, help="the --trace-dir of a `countoff demo`")
-    demo = parser.parse_args().demo
+    parser.add_argument("uneven", metavar="DIR", type=Path, help="the trace of a job of four ranks with uneven data")
+    uneven = parser.parse_args().uneven
     _PICTURES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary)
@@ -48,10 +45,10 @@ def main() -> None:
             scheme = [{"name": "prefers-color-scheme", "value": "light"}]
             browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": scheme})
             browser.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})
-            draw(browser, demo, "uneven", "header, #verdict, #timeline")
+            draw(browser, uneven, "uneven", "h1, .bad, #timeline, #partings")
             draw(browser, directory / "stall", "stall", "#timeline")
-            draw(browser, directory / "healthy", "healthy", "header, #verdict, #timeline")
-            draw(browser, directory / "slow", "slow", "#timeline, #slow")
+            draw(browser, directory / "healthy", "healthy", "h1, #timeline")
+            draw(browser, directory / "slow", "slow", "#timeline, #ranks, #spans h2, #spans .scroll:first-of-type")
 
 
 def draw(browser: Any, trace: Path, name: str, selector: str) -> None:
@@ -60,11 +57,6 @@ def draw(browser: Any, trace: Path, name: str, selector: str) -> None:
         page = Path(temporary) / "page.html"
         page.write_text(render(read([str(trace)])), encoding="utf-8")
         browser.get(page.as_uri())
-        deadline = time.monotonic() + _SECONDS
-        while browser.execute_script("return document.documentElement.dataset.drawn") != "yes":
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"the page of {trace} was not drawn within {_SECONDS:g} s")
-            time.sleep(0.05)
         box = browser.execute_script(_BOX, selector)
         clip = {
             "x": box["x"] - _MARGIN,

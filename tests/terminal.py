@@ -13,13 +13,11 @@ import sys
 import termios
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from types import TracebackType
 
 from tests.paths import ROOT
 
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_ALTERNATE, _NORMAL = "\x1b[?1049h", "\x1b[?1049l"
 _SCRIPT = f"""
 import fcntl, signal, sys, termios
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what it runs in the background ignore it
@@ -49,7 +47,7 @@ class Terminal:
         environment: dict[str, str] | None = None,
     ) -> None:
         self._end, self._inner = os.openpty()
-        self.resize(lines, columns)
+        fcntl.ioctl(self._inner, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         self.output = ""
         self.before = termios.tcgetattr(self._inner)
         variables = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")}
@@ -73,50 +71,26 @@ class Terminal:
         os.close(self._inner)
 
     @property
-    def screen(self) -> str:
-        """The picture that was painted last, without its colours."""
-        return _CONTROL.sub("", self.output.rpartition("\x1b[H")[2])
-
-    @property
-    def left(self) -> str:
-        """What stays in the terminal: what was not printed to the other screen."""
-        parts = [part.rpartition(_NORMAL)[2] for part in self.output.split(_ALTERNATE)]
-        return _CONTROL.sub("", "".join(parts))
+    def shown(self) -> str:
+        """What was painted, without its colours."""
+        return _CONTROL.sub("", self.output)
 
     @property
     def is_restored(self) -> bool:
-        """Whether the terminal is as it was: its settings, its first screen, and a cursor that can be seen."""
+        """Whether the terminal is as it was: its settings, and a cursor that can be seen."""
         shown = self.output.rfind("\x1b[?25h") >= self.output.rfind("\x1b[?25l")
-        first = self.output.rfind(_NORMAL) >= self.output.rfind(_ALTERNATE)
-        return shown and first and termios.tcgetattr(self._inner) == self.before
+        return shown and termios.tcgetattr(self._inner) == self.before
 
     def read_until(self, text: str, seconds: float = 30.0) -> None:
-        """Reads until the screen shows a text."""
+        """Reads until a text was painted."""
         deadline = time.monotonic() + seconds
-        while text not in self.screen:
+        while text not in self.shown:
             if not self._read(deadline):
                 raise AssertionError(f"no {text!r} in:\n{self.output}")
-
-    def press(self, keys: str) -> None:
-        """Presses keys."""
-        os.write(self._end, keys.encode())
-
-    def resize(self, lines: int, columns: int) -> None:
-        """Gives the terminal another size."""
-        fcntl.ioctl(self._inner, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 
     def send(self, number: signal.Signals) -> None:
         """Sends a signal to the command."""
         self.process.send_signal(number)
-
-    def wait_until_stopped(self, seconds: float = 30.0) -> None:
-        """Waits until the command is stopped, as by Ctrl-Z."""
-        deadline = time.monotonic() + seconds
-        while Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
-            assert time.monotonic() < deadline, self.output
-            self._read(time.monotonic() + 0.05)
-        while self._read(time.monotonic() + 0.05):
-            pass
 
     def wait(self, seconds: float = 30.0) -> int:
         """Reads until the command has ended, and returns its exit code."""

@@ -29,7 +29,7 @@ LINK = re.compile(r"\[[^]]*\]\(([^)\s]+)\)")
 
 NETWORK = {"socket", "ssl", "socketserver", "http", "urllib", "xmlrpc", "smtplib", "ftplib", "asyncio"}
 NETWORK |= {"requests", "httpx", "aiohttp", "urllib3", "websockets", "grpc", "boto3", "huggingface_hub", "sentry_sdk"}
-NETWORK |= {"apprise", "prometheus_client", "wandb", "mlflow", "comet_ml", "trackio", "tensorboard"}
+NETWORK |= {"apprise", "wandb", "mlflow", "comet_ml", "trackio", "tensorboard"}
 """Packages that can reach a network."""
 
 

@@ -14,11 +14,9 @@ import argparse
 import json
 import os
 import platform
-import signal
 import subprocess
 import sys
 import tempfile
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,44 +63,24 @@ class Environment:
 
     directory: Path
 
-    def start(self, program: str, *arguments: str, **variables: str) -> subprocess.Popen[str]:
-        """Starts one of its programs."""
-        return subprocess.Popen(
+    def run(self, program: str, *arguments: str, **variables: str) -> str:
+        """What one of its programs prints. Raises `Wrong` if its exit code is not 0."""
+        done = subprocess.run(
             [str(self.directory / "bin" / program), *arguments],
             cwd=self.directory,
             env={"PATH": os.defpath, "HOME": str(self.directory), "LC_ALL": "C.UTF-8", **variables},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            timeout=600,
+            check=False,
         )
-
-    def run(self, program: str, *arguments: str, **variables: str) -> str:
-        """What one of its programs prints. Raises `Wrong` if its exit code is not 0."""
-        process = self.start(program, *arguments, **variables)
-        output, _ = process.communicate(timeout=600)
-        if process.returncode:
-            raise Wrong(f"{program} has exit code {process.returncode}:\n{output}")
-        return output
+        if done.returncode:
+            raise Wrong(f"{program} has exit code {done.returncode}:\n{done.stdout}")
+        return done.stdout
 
 
-def serves_metrics(environment: Environment) -> None:
-    """`countoff top --prometheus` serves what is in a trace."""
-    process = environment.start("countoff", "top", "--prometheus", "127.0.0.1:0", TRACE)
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        address = next((word for word in line.split() if word.startswith("http")), None)
-        if address is None:
-            raise Wrong(f"countoff top: {line}")
-        with urllib.request.urlopen(address, timeout=60) as page:
-            if b"\ncountoff_" not in page.read():
-                raise Wrong(f"there are no metrics at {address}")
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
-
-
-def draws_a_report(environment: Environment) -> None:
+def writes_for_perfetto(environment: Environment) -> None:
     """`countoff report` draws the page of a trace, and writes the file for Perfetto."""
     environment.run("countoff", "report", TRACE, "-o", "page.html", "--perfetto", "job.pftrace")
 
@@ -152,9 +130,8 @@ EXTRAS: Mapping[str, Extra] = {
     "transformers": Extra(
         hooks, ("transformers", "accelerate", "torch", "lingua"), ("transformers", "accelerate", "torch")
     ),
-    "report": Extra(draws_a_report),
+    "perfetto": Extra(writes_for_perfetto),
     "notify": Extra(sends_a_message),
-    "prometheus": Extra(serves_metrics),
     "demo": Extra(trains, LIGHTNING, ("lightning", "pytorch-lightning", "torch")),
 }
 """Each extra but `all`, which the tests have."""

@@ -106,16 +106,17 @@ per rank, who is slow, the counts of all ranks, the learning rate, and where the
 
     countoff report runs/today
     countoff report host-a/trace host-b/trace -o job.html --open
-    countoff report runs/today --perfetto job.pftrace
+    countoff report runs/today --text
     countoff report runs/today --json | jq -r .headline
+    countoff report runs/today --perfetto job.pftrace
 
 Without -o, the page goes to the current directory and is named after DIR: today.html. A page of an earlier call is
 replaced; any other file of this name is kept, and the call refused.
 
 A job writes its trace to the directory that trace_dir="runs/today" or COUNTOFF_TRACE_DIR names. Give several
 directories if each host wrote to its own, or for a run and its resume.
-The page is drawn by the extra: pip install 'countoff[report]'. Without it, the same facts are printed as text.
-Exit code: 0; 1 if the extra is missing and -o, --open or --perfetto asks for it; or 2 if there is no trace or the page
+The page has no script, so it can be read everywhere; to zoom, open the file that --perfetto writes.
+Exit code: 0; 1 if --perfetto needs its extra: pip install 'countoff[perfetto]'; or 2 if there is no trace or the page
 cannot be written, with one line that gives the reason.
 """
 _TOP = """\
@@ -124,22 +125,17 @@ set COUNTOFF_TRACE_DIR.
 
     countoff top runs/today
     countoff top node0/trace node1/trace
-    countoff top --once runs/today
-    countoff top --every 30 runs/today | tee top.tsv
+    countoff top runs/today | head
     countoff top --json runs/today | jq .rows
-    countoff top --prometheus :9464 runs/today
 
-Each row is a class of ranks that do the same: which ranks, their host, their span, its batches, batches per second, the
-share of the time that they wait for the loader, the learning rate, and how old their last line is. The slowest come
-first. A note says why ranks are not with the others: silent (no line for 15 seconds), behind, slow, slow loader.
-Below is the last warning. The view ends with the verdict, or when all ranks have ended; q leaves it.
+Each row is a class of ranks that do the same: which ranks, their span, why they are not with the others, its batches,
+batches per second, the share of the time that they wait for the loader, how old their last line is, and their host.
+Those to look at come first: silent (no line for 15 seconds), behind, stands still, slow, slow loader.
+Below is the last warning. The view ends with the verdict, or when all ranks have ended; Ctrl-C leaves it.
 It only reads files, so the job does not notice it, and several people can look at once.
-In a pipe it prints lines: one for each row, with tabs between columns; lines with # are the header, warnings, the end.
-With --prometheus it draws nothing. It serves what it sees to Prometheus at http://127.0.0.1:9464/metrics, also after
-the end of the job and in the next run, until Ctrl-C. :9464 is for this machine alone, 0.0.0.0:9464 for all others too.
-examples/grafana_countoff.json is a dashboard. It needs the extra: pip install 'countoff[prometheus]'.
-Exit code: 0; 1 if the job ended with a verdict or an exception, or the extra is missing; 2 if a directory cannot be
-read or an address is taken, with one line that gives the reason; 130 after Ctrl-C.
+In a pipe, and with --json, it shows this moment, and ends.
+Exit code: 0; 1 if the job ended with a verdict or an exception; 2 if a directory cannot be read or there is no trace to
+show, with one line that gives the reason; 130 after Ctrl-C.
 """
 _RUN = """\
 Runs a command that starts a job, with countoff in every Python process below it. The code stays as it is.
@@ -513,7 +509,9 @@ def _report_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--force", action="store_true", help="replace a file that is no page of this command")
     parser.add_argument("--open", action="store_true", help="open the page in the browser")
-    parser.add_argument("--json", action="store_true", help="print the facts as JSON; a page only with -o or --open")
+    printed = parser.add_mutually_exclusive_group()
+    printed.add_argument("--text", action="store_true", help="print the facts as text; a page only with -o or --open")
+    printed.add_argument("--json", action="store_true", help="print the facts as JSON; a page only with -o or --open")
     parser.add_argument(
         "--perfetto", metavar="FILE", help="write a file for ui.perfetto.dev; a page only with -o or --open"
     )
@@ -526,20 +524,7 @@ def _top_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="where the job writes its trace; several where hosts write to disks of their own",
     )
-    parser.add_argument(
-        "--every",
-        type=float,
-        default=2.0,
-        metavar="SECONDS",
-        help="from one look to the next, 0.2 to 3600; 2 by default",
-    )
-    parser.add_argument("--once", action="store_true", help="print what there is to see at this moment, and end")
-    parser.add_argument("--json", action="store_true", help="print what --once shows as JSON, and end")
-    parser.add_argument(
-        "--prometheus",
-        metavar="HOST:PORT",
-        help="serve metrics for Prometheus there; :9464, without a host, is for this machine alone",
-    )
+    parser.add_argument("--json", action="store_true", help="print this moment as JSON, and end")
 
 
 def _run_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""`countoff report`: a trace as a page, or as text where what draws the page is not installed."""
+"""`countoff report`: a trace as a page, as text, as JSON, or as a file for Perfetto."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ import json
 import os
 import sys
 import webbrowser
-from collections.abc import Collection
 from pathlib import Path
 
 from countoff.core.words import plain
-from countoff.report.document import document
+from countoff.report import facts
 from countoff.report.model import Trace
+from countoff.report.page import render
 from countoff.report.reader import read
 from countoff.report.text import print_facts, print_worst
 
-_EXTRA = "pip install 'countoff[report]'"
-_DRAWN_WITH = {"bokeh", "jinja2", "markupsafe", "numpy"}
 _PERFETTO = {"perfetto", "google"}
 _PAGE = b'<meta name="generator" content="countoff report">'
 """By which a page of this command is known; page.html has it near its beginning."""
@@ -27,7 +25,7 @@ def report(chosen: argparse.Namespace) -> int:
     """Writes the page, or the file for Perfetto, and prints what happened; or prints all as text, or as JSON.
 
     Returns:
-        The exit code: 1 if what was asked for by `-o`, `--open` or `--perfetto` needs a package that is not installed.
+        The exit code: 1 if `--perfetto` needs a package that is not installed.
 
     Raises:
         ValueError: If there is no trace, or a file cannot be written or is not to be replaced.
@@ -42,14 +40,19 @@ def report(chosen: argparse.Namespace) -> int:
         )
     if chosen.output:
         _page_of(chosen)  # refused before anything else is written
-    code = 0
-    if chosen.perfetto:
-        code = _write_perfetto(trace, chosen)
-    if not code and (_wants_page(chosen) or not (chosen.perfetto or chosen.json)):
-        code = _write_page(trace, chosen)
+    if chosen.perfetto and (code := _write_perfetto(trace, chosen)):
+        return code
+    if _wants_page(chosen) or not (chosen.perfetto or _prints_all(chosen)):
+        _write_page(trace, chosen)
+    if chosen.text:
+        print_facts(trace)
     if chosen.json:
-        print(json.dumps(document(trace), indent=2))
-    return code
+        print(json.dumps(facts.document(trace), indent=2))
+    return 0
+
+
+def _prints_all(chosen: argparse.Namespace) -> bool:
+    return bool(chosen.text or chosen.json)
 
 
 def _wants_page(chosen: argparse.Namespace) -> bool:
@@ -61,44 +64,29 @@ def _write_perfetto(trace: Trace, chosen: argparse.Namespace) -> int:
     try:
         from countoff.report.perfetto import write_perfetto
     except ModuleNotFoundError as error:
-        if not _is_one_of(error, _PERFETTO):
+        if str(error.name).partition(".")[0] not in _PERFETTO:
             raise
-        print(f"countoff: --perfetto needs Perfetto's package: {_EXTRA}", file=sys.stderr)
+        print("countoff: --perfetto needs Perfetto's package: pip install 'countoff[perfetto]'", file=sys.stderr)
         return 1
     write_perfetto(trace, chosen.perfetto)
-    if not chosen.json:
+    if not _prints_all(chosen):
         if not _wants_page(chosen):
             print_worst(trace)
         print(f"wrote {plain(chosen.perfetto)}; open it at https://ui.perfetto.dev")
     return 0
 
 
-def _write_page(trace: Trace, chosen: argparse.Namespace) -> int:
-    """Writes the page, or prints the same as text where what draws it is not installed; returns the exit code."""
-    try:
-        from countoff.report.page import render
-    except ModuleNotFoundError as error:
-        if not _is_one_of(error, _DRAWN_WITH):
-            raise
-        if not chosen.json:
-            print_facts(trace)
-        print(f"countoff: to see this as a page in a browser: {_EXTRA}", file=sys.stderr)
-        return int(_wants_page(chosen))
+def _write_page(trace: Trace, chosen: argparse.Namespace) -> None:
     path = _page_of(chosen)
     try:
         path.write_text(render(trace), encoding="utf-8")
     except OSError as error:
         raise ValueError(f"{plain(str(path))} cannot be written: {error.strerror}") from None
-    if not chosen.json:
+    if not _prints_all(chosen):
         print_worst(trace)
         print(f"wrote {plain(str(path))}")
     if chosen.open:
         webbrowser.open(path.resolve().as_uri())
-    return 0
-
-
-def _is_one_of(error: ModuleNotFoundError, packages: Collection[str]) -> bool:
-    return str(error.name).partition(".")[0] in packages
 
 
 def _page_of(chosen: argparse.Namespace) -> Path:

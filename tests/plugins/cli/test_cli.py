@@ -190,7 +190,7 @@ def test_an_unknown_kind_is_refused_in_one_line(name: str, hint: str) -> None:
         (["version", "--hepl"], "there is no argument --hepl; did you mean --help?"),
         (["explain", "--kind", "X"], "there is no argument --kind; see countoff explain --help"),
         (["report", ".", "--opne"], "there is no argument --opne; did you mean --open?"),
-        (["top", ".", "--evry", "3"], "there is no argument --evry; did you mean --every?"),
+        (["top", ".", "--jsno"], "there is no argument --jsno; did you mean --json?"),
         (["demo", "--trace", "x"], "there is no argument --trace; did you mean --trace-dir?"),
         (["check", "x", "--ignroe=dims"], "there is no argument --ignroe; did you mean --ignore?"),
         (["plan", "--dp", "3"], "there is no argument --dp; did you mean --dp-replicate or --dp-shard?"),

@@ -74,10 +74,10 @@ def test_a_trace_as_text_is_in_colour_on_a_terminal_only(printed: Printed, tmp_p
     assert not COLOUR.search(printed("report", tmp_path, columns=80, colours=False))
     shown = printed("report", tmp_path, columns=80)
     assert shown.startswith("\x1b[1;31mcountoff: UnevenBatches: rank 2 ran out of data")
-    assert "\x1b[33m≠ 90 / 90\x1b[0m" in shown
+    assert "\x1b[33m≠ 90 batches, 90 steps\x1b[0m" in shown
 
 
-@pytest.mark.parametrize("more", [("plan",), ("check",), ("explain", "UnevenBatches"), ("top", "--once")])
+@pytest.mark.parametrize("more", [("plan",), ("check",), ("explain", "UnevenBatches"), ("top",)])
 @pytest.mark.parametrize(
     ("variables", "coloured"),
     [({}, True), ({"NO_COLOR": "1"}, False), ({"NO_COLOR": "1", "FORCE_COLOR": "1"}, False)],
@@ -97,11 +97,11 @@ def test_no_color_is_heeded(
 def test_rows_for_a_program_have_no_colours(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """In a pipe, `top` prints columns; FORCE_COLOR does not change them."""
+    """JSON has none, also with FORCE_COLOR."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     example_traces.uneven(tmp_path)
     with pytest.raises(SystemExit):
-        main(["top", "--once", str(tmp_path)])
+        main(["top", "--json", str(tmp_path)])
     assert "\x1b" not in capsys.readouterr().out
 
 

@@ -296,7 +296,7 @@ def test_without_the_package_one_line_says_what_to_install(
     for name in [name for name in sys.modules if name.partition(".")[0] == "perfetto"]:
         monkeypatch.setitem(sys.modules, name, None)  # pyright: ignore[reportArgumentType]
     code, _, errors = call(capsys, tmp_path, "--perfetto", tmp_path / "x")
-    assert (code, errors) == (1, "countoff: --perfetto needs Perfetto's package: pip install 'countoff[report]'\n")
+    assert (code, errors) == (1, "countoff: --perfetto needs Perfetto's package: pip install 'countoff[perfetto]'\n")
     assert not (tmp_path / "x").exists()
 
 

@@ -12,8 +12,9 @@ import pytest
 from countoff.report import facts, ranks, words
 from countoff.report.facts import summary
 from countoff.report.facts.paces import slow_table
+from countoff.report.facts.parts import Table
+from countoff.report.facts.plans import plans_table
 from countoff.report.facts.rates import rate_lines_of, rates_table
-from countoff.report.facts.table import Table
 from countoff.report.model import Run
 from countoff.report.reader import read
 from tests import example_traces
@@ -309,8 +310,10 @@ def different_plans(directory: Path, **begin: Any) -> Run:
 
 def test_values_of_the_plan_in_which_ranks_differ_are_told_with_the_totals_of_each_class(tmp_path: Path) -> None:
     run = different_plans(tmp_path)
-    (row,) = facts.plan_differences_of(run)
-    assert row.sentence == "batches_per_epoch: 24 on rank 1; 25 on ranks 0, 2"
+    assert cells_of(plans_table(facts.plan_differences_of(run)))[1:] == [
+        ["batches_per_epoch", "rank 1", "≠ 24"],
+        ["batches_per_epoch", "ranks 0, 2", "≠ 25"],
+    ]
     assert [(each.ranks, each.rows) for each in facts.totals_of(run)] == [
         ((1,), [("total_steps", 72.0, 75.0)]),
         ((0, 2), [("total_steps", 75.0, 75.0)]),
@@ -326,9 +329,9 @@ def test_a_limit_that_only_one_rank_has_is_a_difference(tmp_path: Path) -> None:
         begin = {"plan": {"max_steps": 9}, "settings": {"weights_every": 2}} if rank else {"plan": {"dp_rank": 0}}
         RankWriter(tmp_path, rank, 2, begin=begin).save()
     rows = facts.plan_differences_of(read([str(tmp_path)]).runs[0])
-    assert [row.sentence for row in rows] == [
-        "max_steps: none on rank 0; 9 on rank 1",
-        "weights_every: the default on rank 0; 2 on rank 1",
+    assert [(row.name, row.groups) for row in rows] == [
+        ("max_steps", (("none", (0,)), ("9", (1,)))),
+        ("weights_every", (("the default", (0,)), ("2", (1,)))),
     ]
 
 
@@ -486,7 +489,7 @@ def test_the_title_tells_whether_all_finished_and_who_was_slow(tmp_path: Path) -
     assert facts.heading(read([str(tmp_path / "b")])).startswith("Finished: 3 epochs")
     assert facts.headline(read([str(tmp_path / "c")])) == (
         "stalled: no rank has made progress for 60 s; rank 3 is at data.py:9 in __getitem__, in its own code; "
-        "until then 1 epoch, 4 ranks, 2 min"
+        "until then a part of one epoch, 4 ranks, 2 min"
     )
 
 
@@ -613,7 +616,7 @@ def test_different_learning_rates_are_told_of_each_group_of_ranks(tmp_path: Path
         ["rank 3", "≠ 0.0375", "≠ 0.025"],
         ["ranks 0–2", "0.075", "0.05"],
     ]
-    assert [(line.ranks, line.rates[0], line.rates[-1]) for line in rate_lines_of([run])] == [
+    assert [(line.ranks, line.rates[0], line.rates[-1]) for line in rate_lines_of(run)] == [
         ((3,), 0.1, 0.025),
         ((0, 1, 2), 0.1, 0.05),
     ]
@@ -630,7 +633,7 @@ def test_equal_learning_rates_have_one_line_though_ticks_are_at_other_steps(tmp_
         writer.save()
     run = run_of(tmp_path)
     assert rates_table(run).rows == []
-    assert [line.ranks for line in rate_lines_of([run])] == [()]
+    assert [line.ranks for line in rate_lines_of(run)] == [()]
 
 
 def test_stages_of_a_pipeline_may_have_other_parameter_groups(tmp_path: Path) -> None:
@@ -656,8 +659,8 @@ def test_the_learning_rates_of_a_mismatch_within_an_epoch_are_those_of_its_table
     ]
 
 
-def test_a_run_and_its_resume_have_one_line_for_each_group_of_ranks(tmp_path: Path) -> None:
-    """Also where ranks differ in the resume only."""
+def test_a_resume_has_its_own_lines(tmp_path: Path) -> None:
+    """Its steps go on from those of the checkpoint."""
     for rank in range(2):
         for steps, rate in ((0, 0.1), (10, 0.1 - 0.05 * rank)):
             writer = RankWriter(tmp_path, rank, 2, begin=None)
@@ -670,10 +673,52 @@ def test_a_run_and_its_resume_have_one_line_for_each_group_of_ranks(tmp_path: Pa
             writer.save()
     runs = read([str(tmp_path)]).runs
     assert [len(rates_table(run).rows) for run in runs] == [0, 2]
-    assert [(line.ranks, line.steps, line.rates) for line in rate_lines_of(runs)] == [
-        ((0,), [0, 10, 20], [0.1, 0.1, 0.1]),
-        ((1,), [0, 10, 20], [0.1, 0.05, 0.05]),
+    assert [(line.ranks, line.steps, line.rates) for run in runs for line in rate_lines_of(run)] == [
+        ((), [0, 10], [0.1, 0.1]),
+        ((0,), [10, 20], [0.1, 0.1]),
+        ((1,), [10, 20], [0.05, 0.05]),
     ]
+
+
+def test_counts_at_a_stall_are_those_of_its_table(tmp_path: Path) -> None:
+    """Only one rank has recorded it; the others' last ticks are older. A rank that has gone on since keeps its own."""
+    rows = [{"rank": rank, "where": "train epoch 0", "batches": 12 + rank, "steps": 12} for rank in range(3)]
+    for rank in range(3):
+        writer = RankWriter(tmp_path, rank, 3)
+        writer.open("train epoch 0")
+        writer.tick(5, 12)
+        if rank == 0:
+            writer.time += 60
+            writer.line("warning", verdict=example_traces.verdict("Stalled", [0], rows=rows, time=writer.time))
+        if rank == 2:
+            writer.tick(5, 9)
+        writer.save()
+    table = facts.counts_of(run_of(tmp_path))
+    cells = dict(zip(table.classes, table.rows[0].cells, strict=True))
+    assert {ranks: cell and cell.batches for ranks, cell in cells.items()} == {(0,): 12, (1,): 13, (2,): 21}
+
+
+def test_an_epoch_that_nobody_has_ended_is_a_part(tmp_path: Path) -> None:
+    writer = RankWriter(tmp_path)
+    writer.open("train epoch 0")
+    writer.tick(5, 10)
+    writer.close("train epoch 0")
+    writer.open("train epoch 1")
+    writer.save()
+    assert facts.headline(read([str(tmp_path)])).startswith("no verdict: 1 epoch and a part of one, 1 rank, 5 s; ")
+
+
+def test_each_fact_is_written_once_for_programs_and_people(tmp_path: Path) -> None:
+    """A program and people read the same facts. Of batches that were left, there are no zeros."""
+    example_traces.made_even(tmp_path)
+    trace = read([str(tmp_path)])
+    written = facts.facts_of(trace, trace.runs[0])
+    assert list(facts.document(trace)["runs"][0]) == [fact.key for fact in written]
+    titles = [part.title for fact in written for part in fact.parts if part.title]
+    assert titles == ["Ranks that behaved alike", "Who is slow", "Counts", "Totals"]
+    (counts,) = (part for fact in written for part in fact.parts if part.title == "Counts")
+    assert isinstance(counts, Table)
+    assert cells_of(counts)[1] == ["train epoch 0", "60 batches, 60 steps, 2 unused", "60 batches, 60 steps"]
 
 
 @pytest.mark.parametrize("module", [ranks, summary, words], ids=lambda module: module.__name__)

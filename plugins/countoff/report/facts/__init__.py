@@ -5,26 +5,28 @@ They find what is worth a look, and accuse nobody: only a verdict does.
 
 from countoff.report.facts.classes import classes_of
 from countoff.report.facts.counts import counts_of, partings_of
-from countoff.report.facts.lateness import behind_batches, late_seconds
 from countoff.report.facts.paces import hosts_of, paces_of
 from countoff.report.facts.plans import plan_differences_of, totals_of
 from countoff.report.facts.stacks import stacks_of
 from countoff.report.facts.stalls import stall_of
 from countoff.report.facts.summary import heading, headline, is_healthy
+from countoff.report.facts.written import document, facts_of, messages_of, verdict_or_none
 
 __all__ = [
-    "behind_batches",
     "classes_of",
     "counts_of",
+    "document",
+    "facts_of",
     "heading",
     "headline",
     "hosts_of",
     "is_healthy",
-    "late_seconds",
+    "messages_of",
     "paces_of",
     "partings_of",
     "plan_differences_of",
     "stacks_of",
     "stall_of",
     "totals_of",
+    "verdict_or_none",
 ]

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from countoff.core.trace.format import SILENT_SECONDS
+from countoff.core.words import count_of
 from countoff.report.facts.counts import closed_counts, odd_counts
 from countoff.report.facts.paces import slow_loaders
+from countoff.report.facts.parts import NONE, Cell, Column, Table
 from countoff.report.facts.rates import ranks_with_other_rates
 from countoff.report.facts.spans import Key, spans_of
 from countoff.report.facts.stalls import waited_for
 from countoff.report.model import Fit, Run
-from countoff.report.ranks import odd_ranks, ranks_by
+from countoff.report.ranks import label_of, odd_ranks, ranks_by
+from countoff.report.words import duration
 
 
 @dataclass(frozen=True)
@@ -92,3 +95,46 @@ def _reasons(run: Run) -> dict[int, tuple[str, ...]]:
 
 def _hosts(run: Run, ranks: Iterable[int]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(run.fits[rank].host for rank in ranks if run.fits[rank].host))
+
+
+def classes_table(run: Run, classes: Sequence[RankClass]) -> Table:
+    """How far ranks that behaved alike got, and how they ended, as a table."""
+    columns = [Column(name) for name in ("ranks", "host", "unlike most", "got to", "waited for the loader", "end")]
+    note = (
+        "Of several ranks, what the first of them has recorded." if any(len(each.ranks) > 1 for each in classes) else ""
+    )
+    return Table(columns, [class_row(run, each) for each in classes], "Ranks that behaved alike", note)
+
+
+def class_row(run: Run, ranks: RankClass) -> list[Cell]:
+    """One class in that table."""
+    hosts = [host for host in ranks.hosts if host]
+    place = f"{hosts[0]} … {hosts[-1]} ({len(hosts)})" if len(hosts) > 2 else ", ".join(hosts)
+    odd = "; ".join(ranks.reasons)
+    fit = ranks.fit
+    waited = Cell(duration(sum(span.loader_seconds for span in fit.spans))) if fit and fit.spans else NONE
+    return [
+        Cell(label_of(ranks.ranks)),
+        Cell(place or "–"),
+        Cell(odd or "–", is_odd=bool(odd)),
+        Cell(_reached(fit) if fit else "–"),
+        waited,
+        Cell(_ended(run, fit) if fit else "–"),
+    ]
+
+
+def _reached(fit: Fit) -> str:
+    """The last span of a rank, with its batches, and its optimizer steps."""
+    if not fit.spans:
+        return "before the first span"
+    last = fit.open[-1] if fit.open else fit.spans[-1]
+    counted = f", {count_of(last.batches, 'batch')}" if last.batches or last.end is not None else ""
+    return f"{last.name}{counted}; {count_of(fit.steps, 'step')}"
+
+
+def _ended(run: Run, fit: Fit) -> str:
+    """How a fit has ended, in words."""
+    if fit.ending is not None:
+        return ": ".join(filter(None, (fit.ending.how, fit.ending.what)))
+    lost = run.verdict is not None and run.verdict.kind == "LostRank" and fit.rank in run.verdict.ranks
+    return f"no end: killed, or {'crashed' if lost else 'still running'}"

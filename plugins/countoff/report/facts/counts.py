@@ -8,9 +8,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from countoff.core.words import count_of, names_of
+from countoff.report.facts.parts import NONE, Cell, Column, Table
 from countoff.report.facts.spans import Key, spans_of
 from countoff.report.model import Run, Span
 from countoff.report.ranks import odd_ranks, ranks_by, ranks_in
+
+_MOST_CLASSES = 24
+"""Columns of the table."""
 
 
 class Counts(NamedTuple):
@@ -119,6 +123,26 @@ def counts_of(run: Run) -> CountsTable:
         cells = tuple(_least_counts([table[rank] for rank in ranks if rank in table]) for ranks in classes)
         rows.append(CountsRow(key, cells, tuple(rank in odd[key] for rank in firsts)))
     return CountsTable(tuple(classes), tuple(rows))
+
+
+def counts_table(counts: CountsTable) -> Table:
+    """The counts as a table."""
+    columns = [Column("span"), *(Column(names_of(ranks), is_number=True) for ranks in counts.classes[:_MOST_CLASSES])]
+    rows = [[Cell(str(row.key)), *map(_cell, row.cells[:_MOST_CLASSES], row.odd)] for row in counts.known_rows]
+    note = "Steps are those of the whole training. ≠: not as with most ranks. ≥: the span was not closed."
+    if len(counts.classes) > _MOST_CLASSES:
+        note += f" {_MOST_CLASSES} of {len(counts.classes)} classes of ranks, the odd ones first."
+    return Table(columns, rows, "Counts", note)
+
+
+def _cell(counts: Counts | None, odd: bool) -> Cell:
+    if counts is None:
+        return NONE
+    fetched = counts.fetched if counts.fetched != counts.batches else None
+    more = ((fetched, "fetched"), (counts.unused, "unused"), (counts.repeated, "repeated"))
+    said = [count_of(counts.batches, "batch"), count_of(counts.steps, "step")]
+    said += [f"{number:,} {what}" for number, what in more if number]
+    return Cell(f"{'≠ ' if odd else ''}{'' if counts.closed else '≥ '}{', '.join(said)}", odd)
 
 
 def partings_of(run: Run) -> list[Parting]:

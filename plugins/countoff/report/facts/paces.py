@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from countoff.core.words import names_of
+from countoff.report.facts.parts import NONE, Cell, Column, Table
 from countoff.report.facts.spans import Key, is_evaluation, spans_of
-from countoff.report.facts.table import NONE, Cell, Column, Table
 from countoff.report.model import Run, Span
 from countoff.report.words import duration
 
@@ -134,7 +134,11 @@ def slow_table(paces: Iterable[Pace]) -> Table:
         Column("the other ranks' median", is_number=True),
         Column("longest pause in its own code", is_number=True),
     )
-    return Table(columns, [(Cell(str(pace.key)), *_cells(pace)) for pace in paces])
+    note = (
+        "≠: clearly slower than most. A pause is a time of more than a second without a batch; its own code includes "
+        "its loader, and not the wait for other ranks in a collective. A dash: none, or not measured."
+    )
+    return Table(columns, [(Cell(str(pace.key)), *_cells(pace)) for pace in paces], "Who is slow", note)
 
 
 def _cells(pace: Pace) -> Iterator[Cell]:
@@ -176,7 +180,7 @@ def hosts_table(hosts: Iterable[HostPace]) -> Table:
         )
         for each in hosts
     ]
-    return Table(columns, rows)
+    return Table(columns, rows, "Hosts")
 
 
 def slow_loaders(spans: Mapping[int, Span]) -> tuple[int, ...]:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from countoff.core.trace.format import COMPARED_LIMITS, COMPARED_PLAN, COMPARED_SETTINGS
 from countoff.core.words import names_of
+from countoff.report.facts.parts import Cell, Column, Table
 from countoff.report.model import Fit, Run, Value
 from countoff.report.ranks import ranks_by
+from countoff.report.words import number
+
+_MOST_VALUES = 24
+"""Different values of one name that are shown."""
 
 
 class PlanRow(NamedTuple):
@@ -21,12 +26,6 @@ class PlanRow(NamedTuple):
 
     name: str
     groups: tuple[tuple[str, tuple[int, ...]], ...]
-
-    @property
-    def sentence(self) -> str:
-        """The values and whose they are."""
-        parts = [f"{value} on {names_of(ranks)}" for value, ranks in self.groups[:4]]
-        return f"{self.name}: {'; '.join(parts)}{'; …' if len(self.groups) > 4 else ''}"
 
 
 class Totals(NamedTuple):
@@ -62,6 +61,17 @@ def plan_differences_of(run: Run) -> list[PlanRow]:
     return found
 
 
+def plans_table(found: Sequence[PlanRow]) -> Table:
+    """These values as a table."""
+    columns = (Column("value"), Column("ranks"), Column("it is", is_number=True))
+    rows = [
+        (Cell(row.name), Cell(names_of(ranks)), Cell(f"≠ {value}", is_odd=True))
+        for row in found
+        for value, ranks in row.groups[:_MOST_VALUES]
+    ]
+    return Table(columns, rows, "The ranks' plans differ")
+
+
 def _may_differ(fit: Fit, name: str) -> bool:
     """Whether ranks may differ in a value of the plan: in a length, where `uneven_train` makes them even."""
     even = fit.settings.get("uneven_train", "raise") != "raise" and fit.plan.get("why_equal_lengths") is None
@@ -89,3 +99,22 @@ def totals_of(run: Run) -> list[Totals]:
         Totals(ranks, run.fits[ranks[0]].true_totals, run.fits[ranks[0]].reported_totals) for ranks in groups.values()
     ]
     return sorted(found, key=lambda each: (len(each.ranks), each.ranks))
+
+
+def totals_table(totals: Totals, *, whose: bool) -> Table:
+    """Totals as a table.
+
+    Args:
+        totals: The totals.
+        whose: Whether the title names their ranks.
+    """
+    columns = (
+        Column("total"),
+        Column("true", is_number=True),
+        Column("reported by the framework", is_number=True),
+    )
+    rows: list[tuple[Cell, Cell, Cell]] = []
+    for name, exact, reported in totals.rows:
+        odd = None not in (exact, reported) and exact != reported
+        rows.append((Cell(name), Cell(number(exact)), Cell(f"{'≠ ' if odd else ''}{number(reported)}", odd)))
+    return Table(columns, rows, f"Totals of {names_of(totals.ranks)}" if whose else "Totals")

@@ -13,73 +13,64 @@ from typing import NamedTuple
 from countoff.core.checks.learning_rates import LEARNING_RATE_MISMATCH
 from countoff.core.verdict import Verdict
 from countoff.core.words import names_of, number_of
-from countoff.report.facts.table import NONE, Cell, Column, Table
+from countoff.report.facts.parts import NONE, Cell, Column, Curve, Lines, Part, RateLine, Table
 from countoff.report.model import Fit, Run, Tick
 from countoff.report.ranks import odd_ranks, ranks_by, ranks_in
+from countoff.report.words import number
 
-_MOST_RATES, _MOST_POINTS = 8, 2_000
-"""Lines of a training, and points of a line."""
+_MOST_RATES, _MOST_POINTS = 8, 300
+"""Lines of a run, and points of a line."""
 _DIGITS = 6
 """Those that a trace has."""
 
 Rates = tuple[float, ...]
 
 
-class RateLine(NamedTuple):
-    """The learning rates of one parameter group.
-
-    Attributes:
-        steps: The optimizer steps, ascending.
-        rates: The learning rate at each of them.
-        ranks: Whose it is; empty where all ranks have the same.
-    """
-
-    steps: list[int]
-    rates: list[float]
-    ranks: tuple[int, ...] = ()
-
-
 class Mark(NamedTuple):
     """A point at which ranks are compared.
 
     Attributes:
-        run: The number of the run in its training.
         step: The optimizer steps until then.
         words: What it is.
     """
 
-    run: int
     step: int
     words: str
 
 
-def rate_lines_of(runs: Sequence[Run]) -> list[RateLine]:
-    """A line for each parameter group of each training from its start, as the lowest rank that knows it recorded it.
+def rate_lines_of(run: Run) -> list[RateLine]:
+    """A line for each parameter group, as the lowest rank that knows it has recorded it.
 
-    A run that resumes goes on with the line of the run before, where its checkpoint was written. Where ranks have
-    different learning rates, each group of ranks has its lines.
+    Where ranks have different learning rates, each group of ranks has its lines.
     """
     lines: list[RateLine] = []
-    for training in _trainings(runs):
-        differing = _groups(_differing_marks(training))[:_MOST_RATES]
-        for ranks in differing or [()]:
-            points = _points(training, ranks)
-            steps = sorted(points)
-            most = _MOST_RATES // max(1, len(differing))
-            groups = min(most, *(len(rates) for rates in points.values())) if points else 0
-            lines += [RateLine(steps, [points[step][group] for step in steps], ranks) for group in range(groups)]
+    differing = _groups(_differing_marks(run))[:_MOST_RATES]
+    for ranks in differing or [()]:
+        points = _points(run, ranks)
+        steps = sorted(points)
+        most = _MOST_RATES // max(1, len(differing))
+        groups = min(most, *(len(rates) for rates in points.values())) if points else 0
+        lines += [RateLine(steps, [points[step][group] for step in steps], ranks) for group in range(groups)]
     return lines
 
 
-def only_rate(lines: Sequence[RateLine]) -> float | None:
-    """The learning rate if it never changes, and None otherwise."""
-    found = {rate for line in lines for rate in line.rates}
-    return found.pop() if len(found) == 1 else None
+def rates_shown(run: Run, lines: Sequence[RateLine]) -> list[Part]:
+    """The learning rates as a curve, or as a line where they never change; and the table where ranks differ."""
+    parts: list[Part] = []
+    apart = rates_table(run)
+    different = {rate for line in lines for rate in line.rates}
+    if len(different) > 1:
+        parts.append(Curve(lines, run.horizons))
+    elif different and not apart.rows:
+        parts.append(Lines([f"Constant: {number(*different)}"]))
+    if run.horizons:
+        parts.append(Lines([f"The schedule would have ended at step {horizon:,}." for horizon in run.horizons]))
+    return [*parts, apart] if apart.rows else parts
 
 
 def rates_table(run: Run) -> Table:
     """The learning rates of each group of ranks where they differ first and last; no rows where they never do."""
-    marks = _differing_marks([run])
+    marks = _differing_marks(run)
     shown = list(dict.fromkeys([min(marks), max(marks)])) if marks else []
     odd = {mark: odd_ranks(marks[mark]) for mark in shown}
     columns = [Column("ranks"), *(Column(mark.words, is_number=True) for mark in shown)]
@@ -87,12 +78,12 @@ def rates_table(run: Run) -> Table:
         [Cell(names_of(ranks)), *(_cell(marks[mark].get(ranks[0]), ranks[0] in odd[mark]) for mark in shown)]
         for ranks in _groups(marks)
     ]
-    return Table(columns, rows)
+    return Table(columns, rows, "The ranks' learning rates differ")
 
 
 def ranks_with_other_rates(run: Run) -> set[int]:
     """The ranks that had other learning rates than most somewhere."""
-    return {rank for rates in _differing_marks([run]).values() for rank in odd_ranks(rates)}
+    return {rank for rates in _differing_marks(run).values() for rank in odd_ranks(rates)}
 
 
 def _cell(rates: Rates | None, odd: bool) -> Cell:
@@ -109,18 +100,17 @@ def _groups(marks: Mapping[Mark, Mapping[int, Rates]]) -> list[tuple[int, ...]]:
     return sorted(groups.values(), key=lambda group: (len(group), group))
 
 
-def _differing_marks(training: Sequence[Run]) -> dict[Mark, dict[int, Rates]]:
+def _differing_marks(run: Run) -> dict[Mark, dict[int, Rates]]:
     """The marks at which ranks had different learning rates, in order, with the rates of each rank there."""
     found: defaultdict[Mark, dict[int, Rates]] = defaultdict(dict)
-    for number, run in enumerate(training):
-        for rank, fit in run.fits.items():
-            for mark, rates in _marks(number, fit):
-                found[mark][rank] = rates
-        verdicts = [("the verdict", run.verdict), *(("the warning", warning) for warning in run.warnings)]
-        for words, verdict in verdicts:
-            if verdict is not None and verdict.kind == LEARNING_RATE_MISMATCH.name:
-                step = run.steps_before + max(_numbers(verdict, "steps"), default=0)
-                found[Mark(number, step, f"at {words}")].update(_rates_in(verdict, run))
+    for rank, fit in run.fits.items():
+        for mark, rates in _marks(fit):
+            found[mark][rank] = rates
+    verdicts = [("the verdict", run.verdict), *(("the warning", warning) for warning in run.warnings)]
+    for words, verdict in verdicts:
+        if verdict is not None and verdict.kind == LEARNING_RATE_MISMATCH.name:
+            step = run.steps_before + max(_numbers(verdict, "steps"), default=0)
+            found[Mark(step, f"at {words}")].update(_rates_in(verdict, run))
     return {mark: rates for mark, rates in sorted(found.items()) if _differ(rates)}
 
 
@@ -130,7 +120,7 @@ def _differ(rates: Mapping[int, Rates]) -> bool:
     return len(values) > len({len(value) for value in values})
 
 
-def _marks(number: int, fit: Fit) -> Iterator[tuple[Mark, Rates]]:
+def _marks(fit: Fit) -> Iterator[tuple[Mark, Rates]]:
     """The learning rates of a rank at the start and the end of each train epoch, as far as they are known."""
     for span in fit.spans:
         if span.is_evaluation:
@@ -138,7 +128,7 @@ def _marks(number: int, fit: Fit) -> Iterator[tuple[Mark, Rates]]:
         points = [("start", span.start), ("end", span.ticks[-1] if span.end is not None and span.ticks else None)]
         for words, point in points:
             if point is not None and point.learning_rates:
-                yield Mark(number, point.steps, f"step {point.steps:,}, {words} of {span.name}"), point.learning_rates
+                yield Mark(point.steps, f"step {point.steps:,}, {words} of {span.name}"), point.learning_rates
 
 
 def _rates_in(verdict: Verdict, run: Run) -> Iterator[tuple[int, Rates]]:
@@ -155,29 +145,12 @@ def _numbers(verdict: Verdict, column: str) -> list[int]:
     return [row[column] for row in verdict.rows if isinstance(row.get(column), int)]
 
 
-def _trainings(runs: Sequence[Run]) -> list[list[Run]]:
-    """Runs that are one training: one from the start, and those that resume from its checkpoints."""
-    found: list[list[Run]] = []
-    for run in runs:
-        if run.steps_before and found:
-            found[-1].append(run)
-        elif any(_rated(fit) for fit in run.fits.values()):
-            found.append([run])
-    return found
-
-
-def _points(training: Sequence[Run], ranks: Sequence[int]) -> dict[int, Rates]:
-    """The learning rates of a training by step, from the lowest of some ranks that knows them; no ranks: of all."""
-    points: dict[int, Rates] = {}
-    chosen = set(ranks)
-    for run in training:
-        fits = [fit for rank, fit in run.fits.items() if not chosen or rank in chosen]
-        ticks = next((ticks for fit in fits if (ticks := _rated(fit))), [])
-        every = 1 + len(ticks) // _MOST_POINTS
-        # What the run before did after the checkpoint is not part of the training.
-        before = {step: rates for step, rates in points.items() if step <= run.steps_before}
-        points = before | {tick.steps: tick.learning_rates for tick in [*ticks[::every], *ticks[-1:]]}
-    return points
+def _points(run: Run, ranks: Sequence[int]) -> dict[int, Rates]:
+    """The learning rates of a run by step, from the lowest of some ranks that knows them; no ranks: of all."""
+    fits = [fit for rank, fit in run.fits.items() if not ranks or rank in ranks]
+    ticks = next((ticks for fit in fits if (ticks := _rated(fit))), [])
+    every = 1 + len(ticks) // _MOST_POINTS
+    return {tick.steps: tick.learning_rates for tick in [*ticks[::every], *ticks[-1:]]}
 
 
 def _rated(fit: Fit) -> list[Tick]:

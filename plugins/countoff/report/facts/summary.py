@@ -98,10 +98,14 @@ def _trained(trace: Trace) -> str:
 
 def _amount(trace: Trace) -> str:
     """How much was trained, by how many ranks, in which time."""
-    epochs = {key for run in trace.runs for key, spans in spans_of(run).items() if not is_evaluation(spans)}
+    found = {key: spans for run in trace.runs for key, spans in spans_of(run).items() if not is_evaluation(spans)}
+    whole = {key for key, spans in found.items() if any(span.end is not None for span in spans.values())}
+    epochs = count_of(len(whole), "epoch")
+    if len(whole) < len(found):
+        epochs = f"{epochs} and a part of one" if whole else "a part of one epoch"
     ranks = max((run.world_size for run in trace.runs), default=0)
     seconds = sum(run.end - run.begin for run in trace.runs)
-    return f"{count_of(len(epochs), 'epoch')}, {count_of(ranks, 'rank')}, {duration(seconds)}"
+    return f"{epochs}, {count_of(ranks, 'rank')}, {duration(seconds)}"
 
 
 def _slow(run: Run) -> Iterator[str]:

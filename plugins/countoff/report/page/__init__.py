@@ -1,4 +1,4 @@
-"""The page of a trace. Needs the extra `report`."""
+"""The page of a trace: one HTML file, without a script."""
 
 from countoff.report.page.html import render
 

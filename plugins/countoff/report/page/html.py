@@ -1,43 +1,35 @@
-"""The page as a whole: its text from a template, in which every value is escaped, and the pictures between.
+"""The page as a whole: the facts and the lanes, in a template that escapes every value.
 
-The trace is untrusted. Jinja escapes each value; the pictures come as JSON in which no `<` is left; and the browser
-runs no script but the two whose hashes the page itself states, and loads nothing.
+The trace is untrusted. Jinja escapes each value, there is no script, and the browser is told to run none and to load
+nothing.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
-from collections.abc import Sequence
-from datetime import datetime, timezone
 from importlib import resources
 from itertools import groupby
-from typing import Any
 
-from bokeh.resources import Resources
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 import countoff.core
 from countoff.core.verdict import Verdict, table
-from countoff.core.words import count_of, names_of, plain
+from countoff.core.words import count_of, plain
 from countoff.report import facts
-from countoff.report.facts.paces import hosts_table, slow_table
-from countoff.report.facts.rates import only_rate, rate_lines_of, rates_table
 from countoff.report.model import Run, Trace
-from countoff.report.page import figures
-from countoff.report.page.gaps import TimeAxis, gaps_of
-from countoff.report.page.lanes import MOST_LANES, lanes_of
-from countoff.report.words import duration, number
+from countoff.report.page.axis import TimeAxis, apart
+from countoff.report.page.curve import Picture
+from countoff.report.page.lanes import MOST_LANES, Lane, lanes_of
+from countoff.report.words import duration, moment
 
-_MOST_RUNS, _MOST_ROWS, _MOST_COLUMNS, _MOST_STACKS, _MOST_WARNINGS, _MOST_LINES = 20, 400, 24, 64, 100, 16
+_MOST = {"runs": 20, "rows": 400, "parts": 64, "messages": 100, "partings": 16}
 """The most of each that a page shows; it says how many there are."""
-
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 _LEGEND = (
     ("train", "", "train epoch"),
     ("evaluation", "", "evaluation"),
-    ("loader", "", "waiting for the loader (height: share of the time)"),
+    ("waits", "", "waiting for the loader (height: share of the time)"),
+    ("loader", "", "pause in the loader"),
     ("collective", "", "pause: waiting in a collective"),
     ("code", "", "pause in its own code"),
     ("unknown", "", "no more data from this rank"),
@@ -45,7 +37,7 @@ _LEGEND = (
     ("gap", "", "between runs"),
     ("end", "×", "verdict, failed, or no end"),
 )
-"""What may be in the picture of the lanes: the name of its colour, what is drawn with it, and what it means."""
+"""What may be in the lanes: the name of its colour, what is drawn with it, and what it means."""
 _WORDS = {
     "rank": "one process of the job, usually with one GPU. Ranks are numbered from 0. In most jobs, each trains "
     "the same model on its own part of the data, and all must do so in step.",
@@ -66,75 +58,34 @@ def render(trace: Trace) -> str:
     Args:
         trace: What was read; at least one run.
     """
-    runs = trace.runs[-_MOST_RUNS:]
-    lanes = lanes_of(trace)
-    begin, end = min(run.begin for run in runs), max(run.end for run in runs)
-    axis = TimeAxis(gaps_of(runs))
-    left, right = axis.place(begin), axis.place(end)
-    # A job that ended at once has whole seconds on its axis, not a fraction of one.
-    margin = 0.01 * (right - left) if right - left >= 1_000 else 5_000.0
-    limits = left - margin, right + margin
-    partings = [parting for run in runs for parting in facts.partings_of(run)][:_MOST_LINES]
-    lines = rate_lines_of(runs)
-    rates = figures.rates_figure(lines, runs[-1])
-    picture, drawn = figures.lanes_figure(lanes, *limits, partings, axis)
-    pictures = {
-        "axis": figures.axis_figure(*limits, partings, axis),
-        "lanes": picture,
-        **({"rates": rates} if rates else {}),
-    }
-    scripts = [_bokeh(), _own("page.js")]
+    runs = trace.runs[-_MOST["runs"] :]
+    axis = TimeAxis(runs)
+    lanes = lanes_of(Trace(trace.directories, runs), axis)
+    partings = [parting for run in runs for parting in facts.partings_of(run)][: _MOST["partings"]]
+    numbers = [(each.time, " ≠ ".join(f"{number:,}" for number, _ in each.groups[:3])) for each in partings]
     return _template().render(
         title=facts.headline(trace),
         heading=facts.heading(trace),
-        verdict=trace.verdict,
-        stall=facts.stall_of(trace),
-        is_healthy=facts.is_healthy(trace),
+        look="bad" if trace.verdict or facts.stall_of(trace) else "good" if facts.is_healthy(trace) else "",
+        messages=facts.messages_of(trace),
         trace=trace,
-        runs=[_run(run, at) for at, run in enumerate(runs, 1 + len(trace.runs) - len(runs))],
+        runs=[(at, run, facts.facts_of(trace, run)) for at, run in enumerate(runs, 1 + len(trace.runs) - len(runs))],
         last=runs[-1],
-        several_hosts=len(runs[-1].hosts) > 1,
         lanes=lanes,
+        lane_height=26 if len(lanes) <= 16 else 18 if len(lanes) <= 64 else 13,
+        legend=_legend(lanes, partings=bool(partings), gaps=bool(axis.gaps)),
+        axis=axis,
+        times=axis.times(),
+        below=list(apart([*axis.labels(numbers), *axis.gap_labels()])),
+        partings=[axis.place(each.time) for each in partings],
         by_class=runs[-1].world_size > MOST_LANES,
-        lane_height=figures.lane_height(len(lanes)),
-        legend=[each for each in _LEGEND if each[0] in drawn],
-        partings=partings,
-        gaps=axis.gaps,
-        cuts=json.dumps(axis.steps),
-        begin=begin,
-        has_rates=rates is not None,
-        only_rate=only_rate(lines),
-        incident_stacks=[incident.stacks for incident in trace.incidents if incident.stacks],
         words=_WORDS,
-        limits={"rows": _MOST_ROWS, "columns": _MOST_COLUMNS, "stacks": _MOST_STACKS, "warnings": _MOST_WARNINGS},
+        most=_MOST,
+        about=_about(runs[-1]),
         version=countoff.core.__version__,
-        style=Markup(_own("page.css")),
-        scripts=[Markup(script) for script in scripts],
-        policy=_policy(scripts),
-        figures=Markup(_harmless(pictures)),
+        style=Markup(resources.files("countoff.report.page").joinpath("page.css").read_text("utf-8")),
+        policy=_POLICY,
     )
-
-
-def _run(run: Run, at: int) -> dict[str, Any]:
-    """What the tables show of one run."""
-    paces = facts.paces_of(run)
-    fits = list(run.fits.values())
-    return {
-        "number": at,
-        "run": run,
-        "slow": slow_table(paces),
-        "hosts": hosts_table(facts.hosts_of(run, paces)),
-        "counts": facts.counts_of(run),
-        "stacks": facts.stacks_of(run),
-        "plans": facts.plan_differences_of(run),
-        "totals": facts.totals_of(run),
-        "rates": rates_table(run),
-        "frameworks": sorted({fit.framework for fit in fits if fit.framework}),
-        "versions": sorted({(name, str(value)) for fit in fits for name, value in fit.versions.items()}),
-        "clock_error": max((fit.clock_error for fit in fits if fit.clock_error is not None), default=None),
-        "dropped_lines": sum(fit.dropped_lines for fit in fits),
-        "dropped_spans": sum(fit.dropped_spans for fit in fits),
-    }
 
 
 def _template() -> Template:
@@ -145,32 +96,37 @@ def _template() -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"duration": duration, "clock": _clock, "names": names_of, "number": number}
-    environment.filters |= {"count_of": count_of, "plain": plain, "parts": _parts}
+    environment.filters |= {"count_of": count_of, "plain": plain, "duration": duration, "moment": moment}
+    environment.filters |= {"percent": _percent, "parts": _parts, "picture": Picture}
     return environment.get_template("page.html")
 
 
-def _bokeh() -> str:
-    """Bokeh's own script, without its tables, widgets and WebGL."""
-    return "\n".join(Resources(mode="inline", minified=True, components=["bokeh"]).js_raw)
+def _percent(value: float) -> str:
+    """A place or a width in a picture."""
+    return f"{value:.2f}".rstrip("0").rstrip(".") + "%"
 
 
-def _own(name: str) -> str:
-    return resources.files("countoff.report.page").joinpath(name).read_text("utf-8")
+def _legend(lanes: list[Lane], *, partings: bool, gaps: bool) -> list[tuple[str, str, str]]:
+    """What the lanes show, in words; what is in none of them is left out."""
+    drawn = {shape.kind for lane in lanes for shape in lane.shapes}
+    drawn |= {"waits"} if any(lane.waits for lane in lanes) else set()
+    drawn |= {"end"} if any(lane.crosses for lane in lanes) else set()
+    drawn |= {name for name, is_there in (("parting", partings), ("gap", gaps)) if is_there}
+    return [each for each in _LEGEND if each[0] in drawn]
 
 
-def _policy(scripts: Sequence[str]) -> str:
-    """What the browser may do: run these scripts, and load nothing."""
-    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
-    allowed = " ".join(f"'sha256-{each}'" for each in hashes)
-    nothing = "default-src 'none'; base-uri 'none'; form-action 'none'"
-    return f"{nothing}; script-src {allowed}; style-src 'unsafe-inline'; img-src data:"
-
-
-def _harmless(value: object) -> str:
-    """A value as JSON that may stand within a script element."""
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+def _about(run: Run) -> list[str]:
+    """What the foot of the page says about a run."""
+    fits = list(run.fits.values())
+    versions = sorted({f"{name} {value}" for fit in fits for name, value in fit.versions.items()})
+    said = [", ".join([*sorted({fit.framework for fit in fits if fit.framework}), *versions])]
+    errors = [fit.clock_error for fit in fits if fit.clock_error is not None]
+    said += [f"Clocks of other hosts are corrected to within {duration(max(errors))}"] if errors else []
+    if lines := sum(fit.dropped_lines for fit in fits):
+        said.append(f"{count_of(lines, 'line')} not written, because the file system was too slow")
+    if spans := sum(fit.dropped_spans for fit in fits):
+        said.append(f"{count_of(spans, 'old span')} left out")
+    return [each for each in said if each]
 
 
 def _parts(verdict: Verdict) -> list[tuple[bool, str]]:
@@ -178,11 +134,3 @@ def _parts(verdict: Verdict) -> list[tuple[bool, str]]:
     rows = {plain(line) for line in table(verdict.rows, verdict.counted, hosts=bool(verdict.hosts))}
     found = groupby(verdict.render().splitlines(), key=lambda line: line in rows)
     return [(is_table, "\n".join(lines)) for is_table, lines in found]
-
-
-def _clock(seconds: float, pattern: str = "%Y-%m-%d %H:%M:%S") -> str:
-    """A time in UTC; empty if no calendar has it."""
-    try:
-        return datetime.fromtimestamp(seconds, timezone.utc).strftime(pattern)
-    except (OverflowError, ValueError, OSError):
-        return ""

@@ -1,64 +1,43 @@
-"""What the lanes of the page show: which ranks have one, and the blocks in each."""
+"""The lanes of the page: which ranks have one, and what is drawn in each, as shapes that the template writes as SVG."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import NamedTuple
 
 from countoff.core.words import count_of
-from countoff.report.facts.classes import RankClass, classes_of
-from countoff.report.model import Fit, Pause, Run, Span, Tick, Trace
-from countoff.report.ranks import label_of
-from countoff.report.words import duration
+from countoff.report.facts.classes import RankClass, class_row, classes_of
+from countoff.report.model import Fit, Pause, Run, Span, Trace
+from countoff.report.page.axis import TimeAxis
+from countoff.report.words import clock, duration
 
 MOST_LANES = 256
-_MOST_BLOCKS = 40_000
-"""Of train epochs on a page, and of evaluations: a browser draws so many at once while somebody zooms."""
-_FEWEST_TICKS = 24
+_MOST_SHAPES, _FEWEST_OF_A_LANE = 12_000, 24
+"""Shapes of one kind on a page, and how many of them each lane may have at least: a page of many lanes stays small."""
+_LEAST_SHARE, _LEAST_WIDTH = 0.05, 0.08
+"""A smaller share of waiting for the loader is not drawn; and no shape is narrower, in percent."""
 _PLACES = {"loader": "the loader", "collective": "a collective", "code": "its own code"}
 
-
-class Block(NamedTuple):
-    """A part of a train epoch or an evaluation in a lane, as long as one tick or a few.
-
-    Attributes:
-        lane: The index of the lane.
-        left: When it begins, in seconds since the epoch.
-        right: When it ends.
-        span: The span.
-        batches: Batches of the span until its end.
-        steps: Optimizer steps of the training until its end.
-        rate: Batches per second.
-        share: The share of the time that the rank waited for its loader.
-        measured: Whether this was measured; some frameworks do not tell it of evaluations.
-    """
-
-    lane: int
-    left: float
-    right: float
-    span: str
-    batches: int
-    steps: int
-    rate: float
-    share: float
-    measured: bool
+Piece = tuple[float, float]
+"""From when until when, in seconds since the epoch."""
 
 
-class NotedBlock(NamedTuple):
-    """A pause in a lane, or the rest of a span that was not closed.
+class Shape(NamedTuple):
+    """A block in a lane.
 
     Attributes:
-        lane: The index of the lane.
-        left: When it begins, in seconds since the epoch.
-        right: When it ends.
-        note: What it was, in words.
+        kind: What it is, as the style sheet and the legend name it.
+        left: Where it begins, in percent of the lane.
+        width: How wide it is, in percent.
+        text: What it says.
     """
 
-    lane: int
+    kind: str
     left: float
-    right: float
-    note: str
+    width: float
+    text: str
 
 
 @dataclass(frozen=True)
@@ -66,28 +45,26 @@ class Lane:
     """One lane.
 
     Attributes:
-        ranks: Its ranks; the first of them is drawn.
-        label: Their names.
-        hosts: The names of their hosts, on one line.
+        label: The names of its ranks, the first of which is drawn.
+        host: The names of their hosts, on one line.
         odd: Why they are not like most ranks; empty for these.
-        fits: What the first of them has recorded in each run.
-        ends: When it left each run; where its trace has no end, when that was known at the latest.
-        summary: The lane in words.
+        text: All that the table of ranks says of them.
+        shapes: What is drawn, from the back to the front.
+        waits: A path around the shares of time that it waited for its loader, in a lane of 1,000 by 100.
+        crosses: Where it left by a verdict or an exception, or its trace has no end, in percent.
     """
 
-    ranks: tuple[int, ...]
     label: str
-    hosts: str
+    host: str
     odd: str
-    fits: tuple[Fit, ...]
-    ends: tuple[float, ...]
-    summary: str
+    text: str
+    shapes: Sequence[Shape]
+    waits: str
+    crosses: Sequence[float]
 
 
-def lanes_of(trace: Trace) -> list[Lane]:
+def lanes_of(trace: Trace, axis: TimeAxis) -> list[Lane]:
     """The lanes of a trace: one per rank, or per class of ranks if there are too many. The odd ones come first."""
-    if not trace.runs:
-        return []
     run = trace.runs[-1]
     classes = classes_of(run)
     if run.world_size <= MOST_LANES:
@@ -102,23 +79,27 @@ def lanes_of(trace: Trace) -> list[Lane]:
     if len(rest) > 1:
         ranks = tuple(sorted(rank for each in rest for rank in each.ranks))
         classes[MOST_LANES - 1 :] = [RankClass(ranks, ("other classes",), run.fits.get(ranks[0]), ())]
-    return [_lane(trace.runs, each) for each in classes]
+    most = max(_FEWEST_OF_A_LANE, _MOST_SHAPES // len(classes))
+    return [_lane(trace.runs, each, axis, most) for each in classes]
 
 
-def _lane(runs: Sequence[Run], ranks: RankClass) -> Lane:
-    first = ranks.ranks[0]
-    fits = tuple(run.fits[first] for run in runs if first in run.fits)
-    hosts = [host for host in ranks.hosts if host]
-    place = f"{hosts[0]} … {hosts[-1]} ({len(hosts)})" if len(hosts) > 2 else ", ".join(hosts)
-    label, odd = label_of(ranks.ranks), "; ".join(ranks.reasons)
-    ends = tuple(_end(run, run.fits[first]) for run in runs if first in run.fits)
-    verdict = runs[-1].verdict
-    lost = verdict is not None and verdict.kind == "LostRank" and first in verdict.ranks
-    summary = _summary(label, place, odd, ranks, fits, lost=lost)
-    return Lane(ranks.ranks, label, place, odd, fits, ends, summary)
+def _lane(runs: Sequence[Run], ranks: RankClass, axis: TimeAxis, most: int) -> Lane:
+    label, host, odd, *more = (cell.text for cell in class_row(runs[-1], ranks))
+    names = ("", "on", "", "got to", "waited for the loader", "end:")
+    said = zip(names, (label, host, odd, *more), strict=True)
+    text = "; ".join(f"{name} {cell}".strip() for name, cell in said if cell != "–")
+    fits = [(run, run.fits[ranks.ranks[0]]) for run in runs if ranks.ranks[0] in run.fits]
+    shapes = [shape for run, fit in fits for shape in _shapes(run, fit, axis, most)]
+    waits = "".join(_waits(fit, axis, most) for _, fit in fits)
+    crosses = [axis.place(_left(run, fit)) for run, fit in fits if _ends_badly(fit)]
+    return Lane(label, "" if host == "–" else host, "" if odd == "–" else odd, text, shapes, waits, crosses)
 
 
-def _end(run: Run, fit: Fit) -> float:
+def _ends_badly(fit: Fit) -> bool:
+    return fit.ending is None or fit.ending.how in ("verdict", "failed")
+
+
+def _left(run: Run, fit: Fit) -> float:
     """When a rank left. If it was killed within a span, nothing tells: at the verdict, or when the others had ended."""
     if fit.ending is not None or not fit.open:
         return fit.last
@@ -126,111 +107,61 @@ def _end(run: Run, fit: Fit) -> float:
     return min(max(fit.last, latest), run.end)
 
 
-def _ending(fit: Fit, *, lost: bool) -> str:
-    """How a fit has ended, in words."""
-    if fit.ending is None:
-        return "its trace has no end: killed, or crashed" if lost else "its trace has no end: killed, or still running"
-    if fit.ending.how == "signal":
-        return f"ended by {fit.ending.what or 'a signal'}"
-    return fit.ending.how + (f" ({fit.ending.what})" if fit.ending.what else "")
+def _shapes(run: Run, fit: Fit, axis: TimeAxis, most: int) -> list[Shape]:
+    """What is drawn of one fit: train epochs, evaluations, what is uncertain, pauses; not more than so many of each."""
 
+    def shape(kind: str, left: float, right: float, text: str) -> Shape:
+        place = axis.place(left)
+        times = f"{text}; {clock(left)} – {clock(right)}"
+        return Shape(kind, place, max(_LEAST_WIDTH, axis.place(right) - place), times)
 
-def _summary(label: str, place: str, odd: str, ranks: RankClass, fits: Sequence[Fit], *, lost: bool) -> str:
-    parts = [f"{label}{f' on {place}' if place else ''}"]
-    if len(ranks.ranks) > 1:
-        parts[0] += f" (drawn: rank {ranks.ranks[0]})"
-    if odd:
-        parts.append(odd)
-    for fit in fits[-1:]:
-        epochs = sum(not span.is_evaluation for span in fit.spans)
-        parts.append(f"{count_of(epochs, 'epoch')}, {count_of(fit.steps, 'step')}")
-        if fit.spans:
-            last = fit.open[-1] if fit.open else fit.spans[-1]
-            counted = f": {count_of(last.batches, 'batch')}" if last.batches or last.end is not None else ""
-            parts.append(f"last in {last.name}{counted}")
-        waited = sum(span.loader_seconds for span in fit.spans)
-        parts.append(f"waited {duration(waited)} for the loader")
-        if fit.pause_count:
-            parts.append(f"{count_of(fit.pause_count, 'pause')} of {duration(fit.pause_seconds)} in all")
-        parts.append(_ending(fit, lost=lost))
-    return "; ".join(parts)
-
-
-def blocks_of(lanes: Sequence[Lane], *, evaluations: bool) -> list[Block]:
-    """The blocks of train epochs, or those of evaluations, in all lanes."""
-    most = max(_FEWEST_TICKS, _MOST_BLOCKS // max(1, len(lanes)))
-    found: list[Block] = []
-    for index, lane in enumerate(lanes):
-        for fit in lane.fits:
-            every = 1 + sum(len(span.ticks) for span in fit.spans) // most
-            for span in fit.spans:
-                if span.is_evaluation == evaluations:
-                    found += _blocks(index, fit, span, every)
-    return found
-
-
-def pauses_of(lanes: Sequence[Lane], where: str) -> list[NotedBlock]:
-    """The pauses in all lanes that were in the loader, in a collective or in other code."""
-    return [
-        NotedBlock(index, pause.begin, pause.begin + pause.seconds, _note(pause))
-        for index, lane in enumerate(lanes)
-        for fit in lane.fits
-        for pause in fit.pauses
-        if pause.where == where
+    pieces = [
+        (piece, span)
+        for span, inner in _nested(fit)
+        for piece in _pieces(span.begin, fit.last if span.end is None else span.end, inner)
     ]
+    train = [each for each in pieces if not each[1].is_evaluation]
+    every = 1 + len(train) // most
+    shapes = [shape("train", *_joined(train[at : at + every])) for at in range(0, len(train), every)]
+    evaluations = [each for each in pieces if each[1].is_evaluation]
+    longest = sorted(evaluations, key=lambda each: each[0][0] - each[0][1])[:most]
+    shapes += [shape("evaluation", *piece, _said(span)) for piece, span in longest]
+    if fit.open and fit.last < (end := _left(run, fit)):
+        shapes.append(shape("unknown", fit.last, end, f"{_said(fit.open[-1])}; no more data from this rank"))
+    pauses = sorted(fit.pauses, key=lambda pause: -pause.seconds)[:most]
+    shapes += [shape(each.where, each.begin, each.begin + each.seconds, _paused(each)) for each in pauses]
+    return shapes
 
 
-def rests_of(lanes: Sequence[Lane], *, certain: bool, evaluations: bool) -> list[NotedBlock]:
-    """What ticks do not cover of spans that were not closed, in all lanes.
-
-    Args:
-        lanes: The lanes.
-        certain: The rest until the rank's last line; otherwise, from there to the time at which it was gone.
-        evaluations: Those of evaluations; otherwise, those of train epochs.
-    """
-    found: list[NotedBlock] = []
-    for index, lane in enumerate(lanes):
-        for fit, end in zip(lane.fits, lane.ends, strict=True):
-            for span in fit.open:
-                if span.is_evaluation != evaluations:
-                    continue
-                counted = f": at least {count_of(span.batches, 'batch')}" if span.batches else ""
-                said = f"{span.name}, not closed{counted}"
-                if certain:
-                    pieces = _pieces(span.last, fit.last, _inner(fit, span))
-                    found += (NotedBlock(index, *piece, said) for piece in pieces)
-                elif span is fit.open[-1] and fit.last < end:
-                    found.append(NotedBlock(index, fit.last, end, f"{said}; no more data from this rank"))
-    return found
+def _joined(pieces: Sequence[tuple[Piece, Span]]) -> tuple[float, float, str]:
+    """Train epochs that are too many to be drawn one by one, from the first to the last."""
+    (left, _), first = pieces[0]
+    (_, right), last = pieces[-1]
+    return left, right, _said(first) if first is last else f"{first.name} – {_said(last)}"
 
 
-def _note(pause: Pause) -> str:
+def _said(span: Span) -> str:
+    """A span in words."""
+    counted = f": {count_of(span.batches, 'batch')}, {count_of(span.steps, 'step')}" if span.batches else ""
+    if span.end is None:
+        return f"{span.name}, not closed{counted and f': at least{counted[1:]}'}"
+    waited = f"; waited {duration(span.loader_seconds)} for the loader" if span.is_measured else ""
+    return f"{span.name}{counted}{waited}"
+
+
+def _paused(pause: Pause) -> str:
     at = f", at {pause.frames[0]}" if pause.frames else ""
     return f"{duration(pause.seconds)} without a batch, in {_PLACES[pause.where]}{at}"
 
 
-def _blocks(lane: int, fit: Fit, span: Span, every: int) -> Iterator[Block]:
-    """The blocks of a span; not where other spans were open within it."""
-    inner = _inner(fit, span)
-    before = span.points[0]
-    for tick in _thinned(span, every):
-        pieces = list(_pieces(before.time, tick.time, inner))
-        seconds = sum(right - left for left, right in pieces)
-        if not seconds:
-            continue
-        rate = max(0.0, (tick.batches - before.batches) / seconds)
-        share = min(1.0, max(0.0, (tick.loader_seconds - before.loader_seconds) / seconds))
-        for left, right in pieces:
-            yield Block(lane, left, right, span.name, tick.batches, tick.steps, rate, share, span.is_measured)
-        before = tick
+def _nested(fit: Fit) -> Iterator[tuple[Span, list[Span]]]:
+    """The spans of a rank, each with those that were opened right within it."""
+    for at, span in enumerate(fit.spans, 1):
+        within = takewhile(lambda each, depth=span.depth: each.depth > depth, fit.spans[at:])
+        yield span, [each for each in within if each.depth == span.depth + 1]
 
 
-def _inner(fit: Fit, span: Span) -> list[Span]:
-    """The spans that were opened within a span."""
-    return [each for each in fit.spans if each.depth == span.depth + 1 and each.begin >= span.begin]
-
-
-def _pieces(left: float, right: float, inner: Sequence[Span]) -> Iterator[tuple[float, float]]:
+def _pieces(left: float, right: float, inner: Sequence[Span]) -> Iterator[Piece]:
     """What is left of a time without the spans within it."""
     for span in inner:
         if left <= span.begin < right:
@@ -241,7 +172,26 @@ def _pieces(left: float, right: float, inner: Sequence[Span]) -> Iterator[tuple[
         yield left, right
 
 
-def _thinned(span: Span, every: int) -> Sequence[Tick]:
-    """Every so many ticks, and the last one."""
-    ticks = span.ticks[every - 1 :: every]
-    return [*ticks, *span.ticks[-1:]] if ticks[-1:] != span.ticks[-1:] else ticks
+def _waits(fit: Fit, axis: TimeAxis, most: int) -> str:
+    """A path around the shares of time that a rank waited for its loader, each as long as one tick or a few."""
+    blocks: list[tuple[float, float, int]] = []
+    every = 1 + sum(len(span.ticks) for span in fit.spans) // most
+    for left, right, share in (block for nested in _nested(fit) for block in _shares(*nested, every)):
+        x, until, height = 10 * axis.place(left), 10 * axis.place(right), round(20 * share) * 5
+        if blocks and blocks[-1][1:] == (x, height):
+            x = blocks.pop()[0]
+        blocks.append((x, until, height))
+    return "".join(f"M{x:.4g} 100V{100 - height}H{until:.4g}V100z" for x, until, height in blocks if height)
+
+
+def _shares(span: Span, inner: Sequence[Span], every: int) -> Iterator[tuple[float, float, float]]:
+    """From when until when a rank waited for which share of the time; not where other spans were open within."""
+    before = span.points[0]
+    for tick in [*span.ticks[every - 1 : -1 : every], *span.ticks[-1:]]:
+        pieces = list(_pieces(before.time, tick.time, inner))
+        seconds = sum(right - left for left, right in pieces)
+        if not seconds:
+            continue
+        share = min(1.0, (tick.loader_seconds - before.loader_seconds) / seconds)
+        yield from ((left, right, share if share >= _LEAST_SHARE else 0.0) for left, right in pieces)
+        before = tick

@@ -9,9 +9,10 @@ import stat
 from collections.abc import Iterator, Sequence
 
 from countoff.core import formats
+from countoff.core.checks.stalled import STALLED
 from countoff.core.trace.format import INCIDENT, RANKS_FILE, STACKS_FILE, VERDICT_FILE, parse_name
 from countoff.core.words import plain
-from countoff.report.model import Incident, Trace
+from countoff.report.model import Incident, Run, Trace
 from countoff.report.reader.kinds import take_last_counts
 from countoff.report.reader.processes import share_clocks
 from countoff.report.reader.rank_trace import RankTrace
@@ -72,6 +73,8 @@ class Reader:
             each.settle()
         share_clocks([process for each in self._ranks.values() for process in each.processes])
         self._trace.runs = runs_of([fit for each in self._ranks.values() for fit in each.fits])
+        for run in self._trace.runs:
+            _take_stalls(run)
         self._trace.skipped = sum(each.skipped for each in self._ranks.values())
         beyond = {(each.directory, each.beyond) for each in self._ranks.values() if each.beyond}
         self._trace.problems += [f"{plain(directory)}: {why}" for directory, why in sorted(beyond)]
@@ -123,6 +126,13 @@ class Reader:
             with open(path, "rb", buffering=0, opener=_open_regular) as file:
                 file.seek(offset)
                 self._offsets[key] = offset + trace.feed(iter(lambda: file.read(_CHUNK_BYTES), b""), limit)
+
+
+def _take_stalls(run: Run) -> None:
+    """Gives each rank its counts in the table of a stall, which only one of them has recorded."""
+    for stall in run.warnings:
+        for fit in run.fits.values() if stall.kind == STALLED.name else ():
+            take_last_counts(fit, stall.rows)
 
 
 def _open_regular(path: str, flags: int) -> int:

@@ -139,15 +139,17 @@ def _verdict(record: Record, time: float) -> Verdict | None:
 
 
 def take_last_counts(fit: Fit, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Takes over what the rank had counted when the verdict came: its last tick is a few seconds older."""
+    """Takes over what the rank had counted when a verdict or a stall came: its last tick is a few seconds older."""
     for row in rows:
         ranks = row.get("rank")
         is_own = ranks == fit.rank or (isinstance(ranks, str) and ranks_in(ranks, [fit.rank]))
         if is_own and fit.open and row.get("where") == fit.open[-1].name:
             span = fit.open[-1]
             counted = Record(row)
-            span.at_verdict = True
-            span.batches = max(span.batches, counted.count("batches") or 0)
+            batches = counted.count("batches") or 0
+            if batches < span.batches:
+                continue  # it has gone on since
+            span.at_verdict, span.batches = True, batches
             span.fetched = counted.count("fetched")
             steps = fit.steps_before + (counted.count("steps") or 0)
             span.steps = fit.steps = max(span.steps, fit.steps, steps)

@@ -112,8 +112,6 @@ def _check_count(minimum: int, value: object) -> int:
     return value
 
 
-
-
 def _check_path(value: object) -> str | None:
     if value is None:
         return None

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from integration_tests import devices, loops
 from integration_tests.jobs import own_rank, verdict_lines
@@ -16,21 +17,32 @@ SAID = " files, and 2 ranks need "
 NOT_COMPARED = " (nothing is compared; training goes on)"
 
 
+@pytest.fixture(autouse=True)
+def _own_limits() -> Iterator[None]:
+    """Gives this process its limits back, also where rank 0 has failed."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
 @contextlib.contextmanager
-def few_files() -> Iterator[None]:
-    """Lets this process open 64 files more."""
-    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 64, most))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+def few_files(pid: int) -> Iterator[None]:
+    """Lets a process open 64 files more."""
+    limit, most = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (len(os.listdir(f"/proc/{pid}/fd")) + 64, most))
+    yield
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (limit, most))
 
 
-def train(hosts_store: bool) -> tuple[list[dict[str, Any]], float]:
-    """The outcomes of a loop without countoff and with it, and how long the second one took."""
+def train(host: int) -> tuple[list[dict[str, Any]], float]:
+    """The outcomes of a loop without countoff and with it, and how long the second one took.
+
+    Args:
+        host: The process that hosts the store; 0: that of rank 0.
+    """
     devices.join()
-    with few_files() if hosts_store and own_rank() == 0 else contextlib.nullcontext():
+    with few_files(host or os.getpid()) if own_rank() == 0 else contextlib.nullcontext():
+        dist.barrier()
         without, began = loops.healthy(False), time.monotonic()
         return [without, loops.healthy(True)], time.monotonic() - began
 
@@ -38,8 +50,7 @@ def train(hosts_store: bool) -> tuple[list[dict[str, Any]], float]:
 @pytest.mark.parametrize("hosted_by", ["agent", "rank0"])
 def test_a_job_that_cannot_be_compared_says_so_once_and_trains_to_the_same_bits(run_ranks, hosted_by):
     """The process above the ranks hosts the store, as torchrun does, or the process of rank 0."""
-    with few_files() if hosted_by == "agent" else contextlib.nullcontext():
-        results = run_ranks(train, 2, hosted_by == "rank0", hosted_by=hosted_by)
+    results = run_ranks(train, 2, os.getpid() if hosted_by == "agent" else 0, hosted_by=hosted_by)
     (line,), nothing = map(verdict_lines, results)
     assert line.startswith("countoff: LateRank: the process that hosts the job's store (pid "), line
     assert SAID in line, line
@@ -53,7 +64,6 @@ def test_a_job_that_cannot_be_compared_says_so_once_and_trains_to_the_same_bits(
 
 def test_ranks_that_must_take_as_many_batches_end_with_the_reason(run_ranks):
     """They cannot agree on their batches: to train on could hang."""
-    with few_files():
-        results = run_ranks(loops.healthy_without_and_with, 2, env={"COUNTOFF_UNEVEN_TRAIN": "stop"}, expect=None)
+    results = run_ranks(train, 2, os.getpid(), env={"COUNTOFF_UNEVEN_TRAIN": "stop"}, expect=None)
     for result in results:
         assert any("LostRank: " in line and SAID in line for line in verdict_lines(result)), result

@@ -90,21 +90,23 @@ def test_rare_heartbeats_find_a_lost_rank_at_most_two_of_them_later(job: Job, ph
 
 
 @pytest.mark.parametrize("phase", [0, 1, 15, 29])
-@pytest.mark.parametrize("pause", [29, 61, 89, 119, 150, 3600])
+@pytest.mark.parametrize("pause", [29, 61, 89, 119, 200, 3600])
 def test_a_pause_of_a_large_job_is_no_silence(job: Job, pause: int, phase: int) -> None:
     """Where a job was paused, the first rank may go on before the others have sent another heartbeat."""
-    job.state.settings, began = Settings(), job.now
+    job.state.settings = Settings()
     job.own, rare = Heartbeats(0, range(2), seconds=30.0), Heartbeats(1, range(2), seconds=30.0)
-    for second in range(900):
-        if second == 300 + phase:
-            job.now += pause
-        if second % 30 == phase:
+    next_beat, next_look, beats = job.now, job.now + phase, 0
+    while beats < 30:
+        if job.now >= next_look:
+            next_look = job.now + 30
             job.own.send(job.store, 0)
             job.own.report_silence(job.store, job.state)
-        if second % 30 == 0:
+        if job.now >= next_beat:
+            next_beat, beats = job.now + 30, beats + 1
             rare.write(job.store, 0)
         job.now += 1
-    assert job.now - began == 900 + pause
+        if beats == 10 and job.now == next_beat:
+            job.now += pause
     assert job.state.proposed is None
 
 

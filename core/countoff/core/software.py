@@ -128,7 +128,7 @@ def libraries() -> dict[str, str]:
     found: dict[str, str] = {}
     torch = sys.modules.get("torch")  # not imported for this
     if torch is not None:
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # read through names that torch does not promise
             found |= _of_torch(torch)
     with contextlib.suppress(OSError), open("/proc/self/maps", "rb") as maps:
         names = _PLUGIN.findall(maps.read(_MOST_MAPS).decode(errors="replace"))

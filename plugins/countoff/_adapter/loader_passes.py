@@ -422,7 +422,7 @@ class _Count:
         except DivergenceError:
             self._passes.diverged()
             raise
-        except Exception as error:
+        except Exception as error:  # of the user's own data set
             if self._lock is not None:
                 self._leave_shared(ended=False)
             elif self._span is not None:

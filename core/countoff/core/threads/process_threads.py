@@ -251,7 +251,7 @@ class ProcessThreads:
         except Exception as error:  # whatever the store does, training goes on or is told why not
             self.connected.set()
             for member in self._all():  # this rank may send nothing from here on: that is no death
-                with contextlib.suppress(Exception):
+                with contextlib.suppress(Exception):  # the store that is lost is asked once more
                     if self.speaking is not None:
                         announce_stopped(self._part(member.number, self.speaking), member.state)
             self._lose(error)
@@ -358,7 +358,7 @@ class ProcessThreads:
         """Looks at the lifelines. If that fails, this thread must go on: it also ends the process after a verdict."""
         try:
             return self.lifelines.poll()
-        except Exception:
+        except Exception:  # a part that was lost costs evidence; the end of this thread would cost the verdict
             _log.debug("the lifelines of rank %d are closed: heartbeats decide", self._link.rank, exc_info=True)
             self.lifelines.close()
             return []

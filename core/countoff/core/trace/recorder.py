@@ -226,7 +226,7 @@ class Recorder(Listener):
         """Keeps what the ranks had when the verdict came, for the incident; see `Observer`."""
         self._rows = rows
         if self._stacks and rows:
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception):  # evidence only: whatever the store does, the verdict is printed
                 self._stacks = incident.read_stacks(channel, list(rows))
 
     def concluded(self, verdict: Verdict, *, whole: bool) -> None:

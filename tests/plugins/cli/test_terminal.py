@@ -88,7 +88,7 @@ def test_no_color_is_heeded(
 ) -> None:
     """On a real terminal, by each command that has colours; it wins over FORCE_COLOR."""
     command, *options = more
-    given = {"explain": [], "top": [str(tmp_path / "trace")]}.get(command, [str(config), "--world-size", "4"])
+    given = {"explain": [], "top": [str(tmp_path / "trace")]}.get(command, [str(config), "--world-size", "4", *NO_STEP])
     example_traces.uneven(tmp_path / "trace")
     with Terminal([command, *options, *given], environment=variables) as terminal:
         terminal.wait()

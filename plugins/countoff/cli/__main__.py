@@ -76,7 +76,7 @@ Prints what is wrong with configurations on a number of ranks: one line per issu
     countoff check train.toml --world-size 64
     countoff check configs/*.yaml --world-size 64 --github
     countoff check llama.yaml --world-size 16 --ignore dp-rank
-    countoff check -- torchrun --nproc_per_node 8 train.py --per_device_train_batch_size 4 --max_steps 1000
+    countoff check -- torchrun --nproc_per_node 8 train.py --num_train_epochs 3
     countoff check train.toml --world-size 64 --json
 
 Each line starts with a level and a code:

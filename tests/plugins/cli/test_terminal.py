@@ -19,11 +19,11 @@ CONFIG = """
 batch_size = 2
 seq_len = 2048
 steps = 100
-spets = 100
 [lr_scheduler]
 warmup_steps = 10
 total_steps = 50
 """
+NO_STEP = ("--dataset-size", "4", "--drop-last", "--epochs", "1")
 STYLE = re.compile(r"\x1b\[[0-9;]*m")
 COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-9][0-9;]*m")
 Printed = Callable[..., str]
@@ -62,10 +62,10 @@ def printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("command", ["plan", "check"])
 def test_what_is_wrong_is_in_colour_on_a_terminal_only(printed: Printed, config: Path, command: str) -> None:
-    asked = (command, config, "--world-size", "4")
+    asked = (command, config, "--world-size", "4", *NO_STEP)
     assert "\x1b" not in printed(*asked)
     assert not COLOUR.search(printed(*asked, columns=80, colours=False))
-    assert re.search(r"\x1b\[1;31msilent *\x1b\[0m unknown-field: ", printed(*asked, columns=80))
+    assert re.search(r"\x1b\[1;31msilent *\x1b\[0m length: ", printed(*asked, columns=80))
 
 
 def test_a_trace_as_text_is_in_colour_on_a_terminal_only(printed: Printed, tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_no_color_is_heeded(
 ) -> None:
     """On a real terminal, by each command that has colours; it wins over FORCE_COLOR."""
     command, *options = more
-    given = {"explain": [], "top": [str(tmp_path / "trace")]}.get(command, [str(config), "--world-size", "4"])
+    given = {"explain": [], "top": [str(tmp_path / "trace")]}.get(command, [str(config), "--world-size", "4", *NO_STEP])
     example_traces.uneven(tmp_path / "trace")
     with Terminal([command, *options, *given], environment=variables) as terminal:
         terminal.wait()
@@ -140,9 +140,8 @@ def test_a_plan_of_many_world_sizes_has_whole_numbers(printed: Printed, config: 
 def test_a_line_in_a_pipe_stays_whole(printed: Printed, config: Path, tmp_path: Path) -> None:
     directory = tmp_path / "trace"
     example_traces.uneven(directory)
-    assert "silent  unknown-field: there is no training.spets; did you mean" in printed(
-        "plan", config, "--world-size=4"
-    )
+    asked = ("plan", config, "--world-size=4", *NO_STEP)
+    assert "silent  length: the run has 0 steps: --dataset-size 4 gives one of 4 data ranks 1 sample" in printed(*asked)
     shown = printed("report", directory)
     assert "rank 2: 90 batches; ranks 0, 1, 3–7: 91 batches\n" in shown
     assert "waited longest for its loader  it waited" in shown

@@ -261,7 +261,7 @@ def test_what_follows_from_other_datasets_is_not_said_again(known: bool) -> None
     identity.span_closing(span, "exhausted", orderly=True)
     ((record, judge, after),) = judges
     streams = [
-        StreamFacts("Accelerate", 2, prints=prints * 8, order="shuffled", sampler=True, length=length)
+        StreamFacts("Accelerate", 2, prints=prints * 8, shuffled=True, sampler=True, length=length)
         for prints, length in (("00000001", 96), ("00000002", 88))
     ]
     records = {rank: {**record(), "stream": stream.to_json()} for rank, stream in enumerate(streams)}

@@ -221,8 +221,10 @@ def tables(quick: bool, sizes: Sequence[int] = ()) -> Iterator[Table]:
         sizes: Numbers of ranks; by default, those of the documentation.
     """
     sizes = sizes or (_SIZES[:2] if quick else _SIZES)
-    measured = {size: measure(size, 2 if quick else repeats_of(size)) for size in sizes}
-    yield costs(measured)
+    measured: dict[int, Simulation] = {}
+    for size in sizes:  # the largest take long: what is known is printed before
+        measured[size] = measure(size, 2 if quick else repeats_of(size))
+        yield costs(size, measured[size])
     yield by_operation(measured[max(measured)])
     yield heartbeats(measured)
     yield latencies(measured)
@@ -236,19 +238,19 @@ def repeats_of(size: int) -> int:
     return max(1, min(_REPEATS, _RANKS_IN_ALL // size))
 
 
-def costs(simulations: dict[int, Simulation]) -> Table:
+def costs(size: int, simulation: Simulation) -> Table:
     rows: list[dict[str, Any]] = []
     for name in (_MEETING, _INTRODUCTION, _START, _ALL_AT_ONCE, _PER_MARK, _SPAN, _TICK, _HEARTBEAT, _EXIT):
-        for size, cost in ((size, simulation.costs[name]) for size, simulation in simulations.items()):
-            row: dict[str, Any] = {"what": name, "ranks": size, "times": cost.times}
-            row |= {"operations": round(cost.total(0)), "per rank": cost.total(0) / size}
-            row |= {"bytes per rank": (cost.total(1) + cost.total(2)) / size}
-            row |= {"host's CPU ms": cost.host_seconds / cost.times * 1e3}
-            row |= {"host's µs per operation": cost.host_seconds / cost.times / cost.total(0) * 1e6}
-            row |= {"rank 0's CPU ms": cost.first_rank_seconds / cost.times * 1e3}
-            rows.append(row | {"wall ms": quartiles(cost.wall_seconds)[1] * 1e3})
+        cost = simulation.costs[name]
+        row: dict[str, Any] = {"what": name, "ranks": size, "times": cost.times}
+        row |= {"operations": round(cost.total(0)), "per rank": cost.total(0) / size}
+        row |= {"bytes per rank": (cost.total(1) + cost.total(2)) / size}
+        row |= {"host's CPU ms": cost.host_seconds / cost.times * 1e3}
+        row |= {"host's µs per operation": cost.host_seconds / cost.times / cost.total(0) * 1e6}
+        row |= {"rank 0's CPU ms": cost.first_rank_seconds / cost.times * 1e3}
+        rows.append(row | {"wall ms": quartiles(cost.wall_seconds)[1] * 1e3})
     return Table(
-        "Scale: what each costs all ranks together, each time",
+        f"Scale: what each costs {size:,} ranks together, each time",
         rows,
         [
             "Bytes are keys and values, without the store's own framing. CPU time is that of the store's process, and "

@@ -48,7 +48,12 @@ def main() -> None:
             draw(browser, uneven, "uneven", "h1, .bad, #timeline, #partings")
             draw(browser, directory / "stall", "stall", "#timeline")
             draw(browser, directory / "healthy", "healthy", "h1, #timeline")
-            draw(browser, directory / "slow", "slow", "#timeline, #ranks, #spans h2, #spans .scroll:first-of-type")
+            draw(
+                browser,
+                directory / "slow",
+                "slow",
+                "#timeline, #ranks, #spans h2:first-of-type, #spans .scroll:nth-of-type(1)",
+            )
 
 
 def draw(browser: Any, trace: Path, name: str, selector: str) -> None:

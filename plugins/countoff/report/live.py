@@ -48,7 +48,7 @@ class Row:
         most_batches: The most batches.
         batches_per_second: Half of them are at least so fast; None if that is not known.
         loader_share: The share of the time that half of them wait at least for their loader; None if not known.
-        learning_rates: One for each parameter group, as the first of them has it.
+        learning_rates: One for each parameter group, as the last of their lines has it.
         age_seconds: Seconds since the last line of the rank that has been silent longest; None without a line.
         note: Why they are not with the others: ``lost`` (the verdict names them), ``silent``, ``stands still`` (no rank
             moves), ``behind``, ``slow``, ``slow loader``; or what ended them.
@@ -166,6 +166,7 @@ def _alike(states: Mapping[int, _State]) -> dict[tuple[str, int], tuple[int, ...
 
 def _row(note: str, ranks: Sequence[_State]) -> Row:
     batches = [each.batches for each in ranks if each.batches is not None]
+    latest = max((each.fit for each in ranks if each.fit.learning_rates), key=_last_tick, default=ranks[0].fit)
     return Row(
         tuple(each.fit.rank for each in ranks),
         tuple(dict.fromkeys(each.fit.host for each in ranks if each.fit.host)),
@@ -174,10 +175,14 @@ def _row(note: str, ranks: Sequence[_State]) -> Row:
         max(batches, default=None),
         _median(each.rate for each in ranks),
         _median(each.loader_share for each in ranks),
-        ranks[0].fit.learning_rates,
+        latest.learning_rates,
         max(each.age for each in ranks),
         note,
     )
+
+
+def _last_tick(fit: Fit) -> float:
+    return fit.tick.time if fit.tick else fit.begin
 
 
 def _median(values: Iterable[float | None]) -> float | None:

@@ -22,11 +22,11 @@ SUITES_FLAGS ?= accelerate
 LOAD_FLAGS ?=
 ZOO_FLAGS ?=
 
-EXTRAS_.venv := composer,lightning,accelerate,transformers,perfetto,notify,plan,demo
+EXTRAS_.venv := composer,lightning,accelerate,transformers,perfetto,notify,demo
 EXTRAS_.venv-latest := all,demo
 # Without Composer, of which only the newest is tried: for torch 2.4, it refuses torch's SGD.
 EXTRAS_.venv-oldest := all,demo
-EXTRAS_.venv-trackers := torch,lightning,accelerate,transformers
+EXTRAS_.venv-trackers := torch
 GROUP_.venv := dev
 GROUP_.venv-latest := dev
 GROUP_.venv-oldest := tests
@@ -72,7 +72,7 @@ test-under-load: .venv/.installed ## `make test` ten times while every core is b
 
 test-all: coverage ## test and the slow rest (marker `nightly`), with branch coverage and its floor
 
-integration: .venv/.installed .venv-trackers/.installed ## real ranks, frameworks and trackers, and unit tests that must run alone
+integration: .venv/.installed .venv-trackers/.installed ## real ranks and frameworks, recipes for trackers, and unit tests that must run alone
 	$(call alone,.venv)
 	$(call integration,.venv)
 	$(call trackers)
@@ -109,7 +109,7 @@ test-torchtitan: ## TorchTitan's own trainer on two CPU ranks, in an environment
 		torchtitan==0.3.0 torch==2.13.0 triton pytest --editable .
 	.venv-torchtitan/bin/python -m pytest integration_tests/test_torchtitan.py $(PYTEST_FLAGS)
 
-test-trackers: .venv-trackers/.installed ## W&B, Trackio, MLflow, Comet and TensorBoard, each told of verdicts
+test-trackers: .venv-trackers/.installed ## the recipes of docs/alerts.md for W&B, MLflow and TensorBoard, offline
 	$(call trackers)
 
 bench: .venv/.installed ## what countoff costs, how soon it knows, how both grow; BENCH_FLAGS="--only scale --quick"
@@ -149,7 +149,7 @@ wheels: .venv-wheels/.installed ## what a release uploads, in dist/: built twice
 	.venv-wheels/bin/twine check --strict dist/*
 	@for python in $(PYTHONS); do $(call install_in,build/wheels/$$python) || exit; done
 
-wheels-extras: wheels ## that wheel with each of its extras alone, as a table; EXTRAS_FLAGS="--pythons 3.10 3.13 --only torch plan"
+wheels-extras: wheels ## that wheel with each of its extras alone, as a table; EXTRAS_FLAGS="--pythons 3.10 3.13 --only torch report"
 	.venv-wheels/bin/python -m tests.wheel_extras $(EXTRAS_FLAGS)
 
 sbom: wheels ## what the wheel needs and is tried with, as CycloneDX: build/countoff.cdx.json
@@ -182,8 +182,7 @@ OLDEST := $(foreach name,torch lightning_healthy lightning_uneven lightning_fabr
 	transformers,integration_tests/test_$(name).py)
 # Without the tests that need GPUs, also where there are some: the workers would share them. `make test-gpu` runs those.
 integration = $(call pytest,$(1)) integration_tests -m "not nightly and not gpu" -n $(WORKERS) --dist worksteal $(2) $(PYTEST_FLAGS)
-# One after the other: each worker would import all frameworks and trackers, which takes longer than most tests.
-trackers = $(call pytest,.venv-trackers) integration_tests/test_trackers.py $(PYTEST_FLAGS)
+trackers = $(call pytest,.venv-trackers) integration_tests/test_alert_recipes.py $(PYTEST_FLAGS)
 
 # Run outside the checkout, so that it is the installed one.
 define install_in

@@ -22,14 +22,12 @@ PARTS = {
     "even": ("cost", "even_cost", "tables"),
     "identity": ("cost", "fingerprint_cost", "tables"),
     "weights": ("cost", "weights_cost", "tables"),
-    "schedules": ("cost", "schedule_cost", "tables"),
     "trace": ("cost", "trace_cost", "tables"),
     "gpu": ("cost", "gpu_cost", "tables"),
     "report": ("cost", "report_cost", "tables"),
     "start": ("cost", "start_cost", "tables"),
     "detection": ("detection", "detection", "tables"),
     "rollcall": ("rollcall", "roll_call", "tables"),
-    "voices": ("voices", "voices_cost", "tables"),
     "scale": ("scale", "scale", "tables"),
     "credits": ("scale", "credits_scale", "tables"),
     "lifelines": ("scale", "lifelines_scale", "tables"),
@@ -46,17 +44,14 @@ parts:
     even          even passes (uneven_train), Join, and an all_reduce of a flag per batch
     identity      one fingerprint of a batch, and the test whether one is due
     weights       the hashes of 100 million parameters (weights_every), and other ways to read them
-    schedules     one check of a learning-rate schedule (WrongHorizon)
     trace         a batch and an epoch's ends with a trace (trace_dir) and without, and the size of a trace
     gpu           a small transformer on a GPU: a plain loop, Lightning, and fingerprints; needs a GPU
     report        `countoff report` of traces of 8, 256 and 4,096 ranks
     start         how much later a program starts with `countoff run` in front of it
   detection   seconds from a fault until every rank knows, for the same tools, and whether the rank at fault is named
   rollcall    the roll call at fit start, on 2, 4, 8 and 24 real ranks
-  voices      roll call, proof and exit of 32 and 64 real ranks, with one voice per host and without
-  scale       store operations, bytes, processor time and latency of simulated ranks: 64 to 4,096 that speak for
-              themselves, and 512 to 100,000 of which one speaks for its host; also:
-    credits       those of even passes (uneven_train), with 64 to 4,096, and with 512 to 32,768
+  scale       store operations, bytes, processor time and latency of 64 to 100,000 simulated ranks; also:
+    credits       those of even passes (uneven_train), with 64 to 4,096
     lifelines     the sockets and the processor time of rank 0, with one real connection per host
 
 examples:

@@ -1,9 +1,9 @@
 """Measures what the credits of even passes request from the job's store with many ranks, on a real TCPStore.
 
-See `simulated` and `simulated_voices` for what is simulated. All ranks have loaders of one length that nobody has
-proven. Blocks keep their first size here. In a job, they grow to at most eight times that size, so that a look-ahead of
-4 becomes one of 32, which is measured too. How far they grow where the store answers at once is computed, by the
-credits of one rank without a store. What a pass leaves in the store is looked up there once all ranks have ended it.
+See `simulated` for what is simulated. All ranks have loaders of one length that nobody has proven. Blocks keep their
+first size here. In a job, they grow to at most eight times that size, so that a look-ahead of 4 becomes one of 32,
+which is measured too. How far they grow where the store answers at once is computed, by the credits of one rank without
+a store. What a pass leaves in the store is looked up there once all ranks have ended it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from benchmarks.results import Table, progress
-from benchmarks.scale import FLAT, VOICED, VOICED_SIZES, Simulation, hosts_of, simulate
+from benchmarks.scale import Simulation
 from benchmarks.simulated import PREFIX
-from countoff.core import Settings
+from countoff.core import constants
 from countoff.core.protocol.actions import AddOne
 from countoff.core.protocol.credits import Credits
 from countoff.core.store.channel import Channel
@@ -25,7 +25,6 @@ _GOAL = 1 / 20
 """The share of a batch's time for which the store's host may be busy with credits."""
 _LOOKAHEADS = 4, 16, 32
 _BATCHES = 32  # that are counted: whole blocks, with each look-ahead
-_MANY, _FEWER_BATCHES = 10_000, 8  # with so many ranks
 _GRANTS, _END, _CLOSING = "batches", "common end", "span's end"
 
 
@@ -36,14 +35,12 @@ class EvenEpoch:
     Attributes:
         number: Number of the epoch.
         policy: Whether a rank that ends stops the others or begins again; all ranks end alike.
-        lookahead: The setting.
-        batches: Batches that are counted: whole blocks.
+        lookahead: Batches that each rank fetches ahead.
     """
 
     number: int
     policy: Literal["stop", "repeat"]
     lookahead: int
-    batches: int = _BATCHES
 
     def name(self, what: str) -> str:
         """Returns the name under which a simulation counts what this epoch costs."""
@@ -56,30 +53,18 @@ EPOCHS = [
 ]
 
 
-def epochs_of_hosts(world_size: int) -> list[EvenEpoch]:
-    """Returns the epochs of so many ranks on hosts that have one voice each."""
-    return [EvenEpoch(0, "stop", _LOOKAHEADS[0], _FEWER_BATCHES if world_size > _MANY else _BATCHES)]
-
-
-def measure(
-    world_size: int, epochs: Sequence[EvenEpoch] = EPOCHS, *, voiced: bool = False
-) -> tuple[Simulation, list[int]]:
+def measure(world_size: int) -> tuple[Simulation, list[int]]:
     """Runs all epochs; returns the simulation and, for each epoch, how many keys and entries it has left.
-
-    Args:
-        world_size: Number of ranks.
-        epochs: The epochs.
-        voiced: Whether the ranks of each host have one voice.
 
     Raises:
         RuntimeError: If a simulated rank has a verdict.
     """
     left: list[int] = []
-    with simulate(world_size, voiced=voiced) as simulation:
+    with Simulation(world_size) as simulation:
         simulation.call("introduce")
         simulation.count_off()
         simulation.mark("fit", "_pass", "fit_start", "the fit")
-        for epoch in epochs:
+        for epoch in EPOCHS:
             progress(f"credits: {world_size} ranks, {epoch.policy}, look-ahead {epoch.lookahead}")
             run(simulation, epoch)
             left.append(len(left_by_credits(simulation)))
@@ -92,7 +77,7 @@ def measure(
 def run(simulation: Simulation, epoch: EvenEpoch) -> None:
     """Runs one epoch. Its loaders end when the batches that are counted are over and the look-ahead is full."""
     warm_up = epoch.lookahead  # the look-ahead is filled, which is not measured
-    until = warm_up + epoch.batches
+    until = warm_up + _BATCHES
     simulation.mark_of_one("train start", "train_start", epoch.number)
     simulation.call("begin_even", epoch.policy, epoch.lookahead, until + epoch.lookahead)
     train(simulation, epoch.name("warm-up"), warm_up)
@@ -129,17 +114,15 @@ def left_by_credits(simulation: Simulation) -> list[str]:
 def tables(quick: bool, sizes: Sequence[int] = ()) -> Iterator[Table]:
     """Yields how far blocks grow, the costs of a batch, and those of the end of a pass."""
     yield growth(_GROWN_SIZES)
-    hosts = VOICED_SIZES[:-1] if not (quick or sizes) else (sizes or SIZES)[:1]
     sizes = sizes or (SIZES[:2] if quick else SIZES)
     measured = {size: measure(size) for size in sizes}
     yield batches({size: simulation for size, (simulation, _) in measured.items()})
     yield ends(measured)
-    yield blocks({size: measure(size, epochs_of_hosts(size), voiced=True) for size in hosts})
 
 
 def grown(ranks: int, batch_seconds: float) -> Credits:
     """Returns the credits of a long pass whose batches take so long, with the default look-ahead and a prompt store."""
-    credits = Credits(0, "stop", Settings().lookahead, 0, speakers=ranks)
+    credits = Credits(0, "stop", constants.LOOKAHEAD, 0, ranks=ranks)
     for now in (batch * batch_seconds for batch in range(100)):
         for credit in credits.fetched(now):
             credits.receive(cast(AddOne, credit).entry, now)
@@ -160,7 +143,7 @@ def growth(sizes: Sequence[int]) -> Table:
             row[f"{milliseconds} ms"] = f"{credits.size}: {share:.2g}" if share < 1 else f"{credits.size}: waits"
         rows.append(row)
     return Table(
-        f"Credits: how far blocks grow, with a look-ahead of {Settings().lookahead} (computed)",
+        f"Credits: how far blocks grow, with a look-ahead of {constants.LOOKAHEAD} (computed)",
         rows,
         [
             "By the time of a batch: the batches of a block, and the share of that time in which the store's host is "
@@ -175,37 +158,19 @@ def batches(simulations: dict[int, Simulation]) -> Table:
         for size, simulation in simulations.items():
             cost = simulation.costs[epoch.name(_GRANTS)]
             row: dict[str, Any] = {"lookahead": epoch.lookahead, "batches of a block": epoch.lookahead // 2}
-            row |= {"ranks": size, "operations per rank and batch": cost.total(0) / size / epoch.batches}
-            row |= {"bytes per rank and batch": (cost.total(1) + cost.total(2)) / size / epoch.batches}
-            row |= {"host's CPU ms per batch": cost.host_seconds / epoch.batches * 1e3}
+            row |= {"ranks": size, "operations per rank and batch": cost.total(0) / size / _BATCHES}
+            row |= {"bytes per rank and batch": (cost.total(1) + cost.total(2)) / size / _BATCHES}
+            row |= {"host's CPU ms per batch": cost.host_seconds / _BATCHES * 1e3}
             row |= {"host's µs per operation": cost.host_seconds / cost.total(0) * 1e6}
-            rows.append(row | {"a rank's CPU µs per batch": cost.ranks_seconds / size / epoch.batches * 1e6})
+            rows.append(row | {"a rank's CPU µs per batch": cost.ranks_seconds / size / _BATCHES * 1e6})
     return Table(
-        f"Credits: what a batch of an even pass costs, where {FLAT} speaks with the store",
+        "Credits: what a batch of an even pass costs",
         rows,
         [
             f"Over {_BATCHES} batches, all ranks together. A job cannot train faster than one batch in the host's CPU "
             "time for a batch."
         ],
     )
-
-
-def blocks(measured: dict[int, tuple[Simulation, list[int]]]) -> Table:
-    rows: list[dict[str, Any]] = []
-    for size, (simulation, left) in measured.items():
-        [epoch] = epochs_of_hosts(size)
-        cost, hosts, block = simulation.costs[epoch.name(_GRANTS)], hosts_of(size), epoch.lookahead // 2
-        number, end = epoch.batches // block, simulation.costs[epoch.name(_END)]
-        row: dict[str, Any] = {"lookahead": epoch.lookahead, "batches of a block": block, "blocks": number}
-        row |= {"ranks": size, "hosts": hosts, "operations per host and block": cost.total(0) / hosts / number}
-        row |= {"bytes per host and block": (cost.total(1) + cost.total(2)) / hosts / number}
-        row |= {"host's CPU ms per block": cost.host_seconds / number * 1e3}
-        row |= {"host's CPU ms per batch": cost.host_seconds / epoch.batches * 1e3}
-        row |= {"host's µs per operation": cost.host_seconds / cost.total(0) * 1e6}
-        row |= {"a rank's CPU µs per batch": cost.ranks_seconds / size / epoch.batches * 1e6}
-        row |= {"common end, operations per host": end.total(0) / hosts, "its host's CPU ms": end.host_seconds * 1e3}
-        rows.append(row | {"keys and entries left": left[0]})
-    return Table(f"Credits: what a block of an even pass costs, where {VOICED} speaks with the store", rows)
 
 
 def ends(measured: dict[int, tuple[Simulation, list[int]]]) -> Table:

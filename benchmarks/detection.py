@@ -3,7 +3,7 @@
 A plain DDP loop of two epochs, each followed by an evaluation whose metric is reduced after every batch. The last rank
 is at fault. A rank knows when an exception reaches its main thread, or when it ends by a signal or with an exit code.
 With countoff, a rank also knows when it has received the verdict; its main thread may be blocked then, and the process
-ends after `grace_seconds`.
+ends after 3 s.
 """
 
 import re

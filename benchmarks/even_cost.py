@@ -29,6 +29,7 @@ from benchmarks.ranks import on_ranks
 from benchmarks.results import Table, progress, quartiles
 from countoff.core.threads.even_pass import EvenPass
 from countoff.torch import attach
+from integration_tests.constants import put
 from tests.relay import slow_store
 
 GOAL = 1.02
@@ -108,7 +109,7 @@ class Case:
         rounds: Passes with each mode; one more before them is the warm-up.
         workers: Workers of the loader.
         filling: Whether a batch sleeps or computes for the rest of its milliseconds.
-        lookahead: The setting.
+        lookahead: Batches that each rank fetches ahead at first.
     """
 
     modes: Sequence[str]
@@ -273,7 +274,8 @@ def equipped(mode: str, case: Case, loader: DataLoader[Any], steps: Steps) -> It
         with steps.model.join():
             yield lambda: None
     else:
-        options: dict[str, Any] = {"uneven_train": _POLICY.get(mode, "raise"), "lookahead": case.lookahead}
+        put(LOOKAHEAD=case.lookahead)
+        options: dict[str, Any] = {"uneven_train": _POLICY.get(mode, "raise")}
         with attach(train=loader, **options):
             yield lambda: None
 
@@ -423,7 +425,7 @@ def slow_stores(quick: bool) -> Table:
         row |= {"waited ms": quartiles(passes.waited)[1] * 1e3}
         rows.append(row | {"batches of a block at the end": f"{max(1.0, quartiles(passes.lookahead)[1] / 2):g}"})
     return Table(
-        f"Even passes: a store that answers late, `stop`, {_GOAL_MS} ms, 2 ranks, `lookahead=4`",
+        f"Even passes: a store that answers late, `stop`, {_GOAL_MS} ms, 2 ranks, a look-ahead of 4",
         rows,
         [
             f"With workers, a block begins with 2 batches, which take {2 * _GOAL_MS} ms, and may grow to 16. "

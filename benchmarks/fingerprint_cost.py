@@ -1,6 +1,6 @@
 """Measures what data identity costs the training thread: one fingerprint, and the test whether one is due.
 
-countoff takes a fingerprint of the first `fingerprint_batches` (2) batches of a train epoch. Before every other batch
+countoff takes a fingerprint of the first 2 batches of a train epoch. Before every other batch
 an adapter reads `guard.data.fingerprints_due`. It looks at the first elements of a stream that the framework deals out,
 once per fit. CPU time is less sensitive to other load on the machine than wall time.
 """

@@ -147,7 +147,7 @@ def plain_costs(size: Size) -> dict[str, Samples]:
     device = devices.join()
     model = Transformer(size).to(device, torch.bfloat16)
     optimizer, loader = model.configure_optimizers(), Tokens(size, device)
-    variants = {BARE: None, GENERATOR: None, WITHOUT: {"fingerprint_batches": 0}, WITH: {}}
+    variants = {BARE: None, GENERATOR: None, WITHOUT: {"compare_data": False}, WITH: {}}
 
     def passes(name: str, options: dict[str, Any] | None) -> dict[str, float]:
         handle = None if options is None else attach(train=loader, optimizer=optimizer, **options)

@@ -14,13 +14,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.results import COUNTOFF, NO_OP, NOTHING, Samples, in_turns
 from countoff._adapter.forward_passes import count_forward_passes
-from countoff.core import FitPlan, Guard, Settings
+from countoff.core import FitPlan, Guard, Settings, constants
 from countoff.lightning import Countoff
+from integration_tests.constants import put
 from integration_tests.jobs import Classifier, Job, own_rank, quiet
 
 ADD = "`counter.add()`, which adds 1"
 EMPTY_HOOKS = "two hooks that do nothing"
-TICK = 64  # batches between two comparisons, the default of `tick_batches`
+TICK = constants.TICK_BATCHES
 CHUNKS = 20  # samples per repeat: each takes about a millisecond, so that other load misses most of them
 _CALLS = 5_000
 _PAUSE_SECONDS = 0.002
@@ -56,7 +57,7 @@ def guard_costs(repeats: int) -> Samples:
     world_size = int(os.environ["WORLD_SIZE"])
     if world_size > 1:
         dist.init_process_group("gloo")
-    guard = _open_guard(Settings.resolve(tick_batches=10**12), world_size)
+    guard = _open_guard(10**12, world_size)
     names = {"counter": Counter(), "guard": guard}
     texts = {"`pass`": "pass", ADD: "counter.add()", "`Guard.batch()`": "guard.batch()"}
     texts["`Guard.micro_batch()`"] = "guard.micro_batch()"
@@ -65,7 +66,7 @@ def guard_costs(repeats: int) -> Samples:
     )
     _close_guard(guard)
     if world_size > 1:
-        guard = _open_guard(Settings.resolve(tick_batches=TICK), world_size)
+        guard = _open_guard(TICK, world_size)
         timer = timeit.Timer("guard.batch()", globals={"guard": guard})
         name = f"the same with its ticks, one in {TICK} batches"
         samples |= in_turns({name: timer}, repeats * CHUNKS, TICK, _PAUSE_SECONDS)
@@ -78,7 +79,7 @@ def forward_costs(repeats: int) -> Samples:
     with hooks that do nothing, which is the least that counting by hooks can cost.
     """
     dist.init_process_group("gloo")
-    guard = _open_guard(Settings.resolve(tick_batches=10**12), dist.get_world_size())
+    guard = _open_guard(10**12, dist.get_world_size())
     modules = {name: DistributedDataParallel(torch.nn.Linear(128, 128)) for name in (NOTHING, EMPTY_HOOKS, COUNTOFF)}
     modules[EMPTY_HOOKS].register_forward_pre_hook(_nothing)
     modules[EMPTY_HOOKS].register_forward_hook(_nothing, always_call=True)
@@ -94,8 +95,9 @@ def forward_costs(repeats: int) -> Samples:
     return samples
 
 
-def _open_guard(settings: Settings, world_size: int) -> Guard:
-    guard = Guard(settings, rank=own_rank(), world_size=world_size, learning_rates=lambda: [0.1])
+def _open_guard(tick_batches: int, world_size: int) -> Guard:
+    put(TICK_BATCHES=tick_batches)
+    guard = Guard(Settings.resolve(), rank=own_rank(), world_size=world_size, learning_rates=lambda: [0.1])
     guard.fit_start(FitPlan())
     guard.train_start(0)
     return guard

@@ -1,9 +1,7 @@
 """Measures what the protocol requests from the job's store with many ranks, on a real TCPStore.
 
-See `simulated` and `simulated_voices` for what is simulated. Each rank speaks with the store, or one voice for the
-ranks of each host. For each number of ranks: operations, bytes and the CPU time of the store's host for a roll call, a
-mark, a tick and a heartbeat; the time from a mark until the last rank knows it; and how each grows. What 100,000 ranks
-would need that speak for themselves is computed; with voices, it is measured.
+See `simulated` for what is simulated. For each number of ranks: operations, bytes and the CPU time of the store's host
+for a roll call, a mark, a tick and a heartbeat; the time from a mark until the last rank knows it; and how each grows.
 """
 
 import contextlib
@@ -15,23 +13,21 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
-from benchmarks import simulated, simulated_voices
+from benchmarks import simulated
 from benchmarks.results import Table, progress, quartiles
+from countoff.core import Settings
 from countoff.core.checks.plan import agreed_fields, judge_plans
 from countoff.core.checks.rank_map import judge_dp_ranks
-from countoff.core.liveness.heartbeats import Heartbeats
+from countoff.core.liveness.heartbeats import seconds_between
 from integration_tests.harness import _forkserver  # pyright: ignore[reportPrivateUsage]  (one for the whole process)
 
 _GROUPS = 4  # processes of simulated ranks, beside that of rank 0
-_EXTRAPOLATED_RANKS = 100_000
 _PER_MARK, _ALL_AT_ONCE = "mark, one rank first", "mark, all ranks at once"
 _START, _SPAN, _TICK = "roll call at fit start", "mark and roll call at a span's end", "tick"
 _MEETING, _INTRODUCTION = "rendezvous", "introduction"
 _HEARTBEAT, _EXIT = "heartbeat", "all exit without the fit's end"
 _PLAN_COUNTS = (4096, 16_384, 100_000)
-FLAT, VOICED = "each rank", "one voice per host"
-FLAT_SIZES = 64, 512, 4096
-VOICED_SIZES = 512, 4096, 32_768, 100_000
+_SIZES = 64, 512, 4096, 32_768, 100_000
 _REPEATS, _RANKS_IN_ALL = 7, 70_000
 
 
@@ -67,25 +63,19 @@ class Simulation:
         world_size: Number of ranks.
         group_process: What runs a group of ranks.
         more: Its further arguments.
-        together: Neighbouring ranks that must be in one process.
 
     Attributes:
         port: The store's port.
         costs: What each kind of event has cost.
         latencies: Seconds from one rank's mark until the last rank knew.
-        fetches: Seconds from one rank's mark until the last one was told by the store.
     """
 
-    def __init__(
-        self, world_size: int, group_process: Any = simulated.group_process, *more: Any, together: int = 1
-    ) -> None:
+    def __init__(self, world_size: int, group_process: Any = simulated.group_process, *more: Any) -> None:
         self.world_size = world_size
-        self._together = together
         self._group_process, self._more = group_process, more
         self.port = 0
         self.costs: dict[str, Cost] = {}
         self.latencies: list[float] = []
-        self.fetches: list[float] = []
         self._context: Any = _forkserver()
         self._pipes: list[Connection] = []
         self._processes: list[Any] = []
@@ -94,7 +84,7 @@ class Simulation:
         self._store = self._start(simulated.store_process)
         self.port = port = self._store.recv()
         self._groups = [
-            self._start(self._group_process, share, self.world_size, port, *self._more) for share in self._shares()
+            self._start(self._group_process, ranks, self.world_size, port, *self._more) for ranks in self._shares()
         ]
         for group in self._groups:
             group.recv()
@@ -108,12 +98,9 @@ class Simulation:
             process.join(10)
             process.kill()
 
-    def _shares(self) -> list[list[int]]:
-        """The ranks of each process: rank 0 and those that must be with it, and the others in turns."""
-        ranks, together = range(self.world_size), self._together
-        parts = [ranks[begin : begin + together] for begin in range(0, self.world_size, together)]
-        shares = [parts[:1], *(parts[1 + group :: _GROUPS] for group in range(_GROUPS))]
-        return [[rank for part in share for rank in part] for share in shares if share]
+    def _shares(self) -> list[range]:
+        """The ranks of each process: rank 0, and the others in turns."""
+        return [range(1), *(range(1 + group, self.world_size, _GROUPS) for group in range(_GROUPS))]
 
     def _start(self, target: Any, *arguments: Any) -> Connection:
         ours, theirs = multiprocessing.Pipe()
@@ -169,8 +156,7 @@ class Simulation:
             answers = self.call("join_listener")
             self._add_seconds(cost, answers)
             cost.ranks_seconds += seconds
-        self.fetches.append(max(fetched for (fetched, _), _ in answers) - began)
-        self.latencies.append(max(received for (_, received), _ in answers) - began)
+        self.latencies.append(max(received for received, _ in answers) - began)
         self.call("call_others", method, *arguments, groups=first)
         self.call("call", method, *arguments, groups=others)
 
@@ -198,32 +184,18 @@ class Simulation:
         cost.ranks_seconds += sum(seconds for _, seconds in answers)
 
 
-def simulate(world_size: int, *, voiced: bool = False) -> Simulation:
-    """Returns a simulation in which each rank speaks with the store, or one voice for the ranks of each host."""
-    if voiced:
-        return Simulation(world_size, simulated_voices.group_process, together=simulated.RANKS_PER_HOST)
-    return Simulation(world_size)
-
-
-def measure(world_size: int, repeats: int, *, voiced: bool = False) -> Simulation:
+def measure(world_size: int, repeats: int) -> Simulation:
     """Runs a healthy fit with `repeats` epochs and heartbeats.
-
-    Args:
-        world_size: Number of ranks.
-        repeats: Number of epochs.
-        voiced: Whether the ranks of each host have one voice.
 
     Raises:
         RuntimeError: If a simulated rank has a verdict.
     """
-    with simulate(world_size, voiced=voiced) as simulation:
-        if not voiced:  # the rendezvous comes before a rank has a voice
-            simulation.measure(_MEETING, "meet", world_size)
+    with Simulation(world_size) as simulation:
+        simulation.measure(_MEETING, "meet", world_size)
         simulation.measure(_INTRODUCTION, "introduce")
         simulation.count_off()
         simulation.mark(_ALL_AT_ONCE, "_pass", "fit_start", "the fit")
-        for _ in range(2):  # not measured: with the first heartbeats, ranks still look for their neighbours
-            simulation.call("heartbeat")
+        simulation.call("heartbeat")  # not measured: with the first one, rank 0 looks whether all have sent theirs
         for epoch in range(repeats):
             progress(f"scale: {world_size} ranks, round {epoch + 1} of {repeats}")
             simulation.mark_of_one(_PER_MARK, "train_start", epoch)
@@ -241,32 +213,23 @@ def measure(world_size: int, repeats: int, *, voiced: bool = False) -> Simulatio
     return simulation
 
 
-def tables(quick: bool, sizes: Sequence[int] = (), voiced: Sequence[int] = ()) -> Iterator[Table]:
-    """Yields the tables, for all numbers of ranks.
+def tables(quick: bool, sizes: Sequence[int] = ()) -> Iterator[Table]:
+    """Yields the tables.
 
     Args:
-        quick: Whether to take fewer and smaller ones.
-        sizes: Numbers of ranks, each of which speaks with the store; by default, those of the documentation.
-        voiced: Numbers of ranks of which one speaks for its host; the default is that of `sizes`.
+        quick: Whether to take fewer and smaller numbers of ranks.
+        sizes: Numbers of ranks; by default, those of the documentation.
     """
-    if not (sizes or voiced):
-        sizes, voiced = (FLAT_SIZES[:2], FLAT_SIZES[:2]) if quick else (FLAT_SIZES, VOICED_SIZES)
-    flat = {size: measure(size, 2 if quick else _REPEATS) for size in sizes}
-    if flat:
-        yield operations(flat)
-        yield by_operation(flat[max(flat)], FLAT)
-    hosts = {size: measure(size, 2 if quick else repeats_of(size), voiced=True) for size in voiced}
-    if hosts:
-        yield operations_of_hosts(hosts)
-        yield by_operation(hosts[max(hosts)], VOICED)
-        yield heartbeats(hosts)
-        yield sockets([*hosts])
-    measured = {who: simulations for who, simulations in ((FLAT, flat), (VOICED, hosts)) if simulations}
+    sizes = sizes or (_SIZES[:2] if quick else _SIZES)
+    measured: dict[int, Simulation] = {}
+    for size in sizes:  # the largest take long: what is known is printed before
+        measured[size] = measure(size, 2 if quick else repeats_of(size))
+        yield costs(size, measured[size])
+    yield by_operation(measured[max(measured)])
+    yield heartbeats(measured)
     yield latencies(measured)
-    if any(len(simulations) > 1 for simulations in measured.values()):
+    if len(measured) > 1:
         yield growth(measured)
-    if len(flat) > 1:
-        yield extrapolation(flat)
     yield comparisons(_PLAN_COUNTS[:1] if quick else _PLAN_COUNTS)
 
 
@@ -275,16 +238,19 @@ def repeats_of(size: int) -> int:
     return max(1, min(_REPEATS, _RANKS_IN_ALL // size))
 
 
-def operations(simulations: dict[int, Simulation]) -> Table:
+def costs(size: int, simulation: Simulation) -> Table:
     rows: list[dict[str, Any]] = []
-    for name, size, cost in _costs(simulations):
-        row: dict[str, Any] = {"what": name, "ranks": size}
+    for name in (_MEETING, _INTRODUCTION, _START, _ALL_AT_ONCE, _PER_MARK, _SPAN, _TICK, _HEARTBEAT, _EXIT):
+        cost = simulation.costs[name]
+        row: dict[str, Any] = {"what": name, "ranks": size, "times": cost.times}
         row |= {"operations": round(cost.total(0)), "per rank": cost.total(0) / size}
-        row |= {"KiB to the store": cost.total(1) / 1024, "KiB from it": cost.total(2) / 1024}
         row |= {"bytes per rank": (cost.total(1) + cost.total(2)) / size}
-        rows.append(row | _seconds(cost, "rank 0's CPU ms"))
+        row |= {"host's CPU ms": cost.host_seconds / cost.times * 1e3}
+        row |= {"host's µs per operation": cost.host_seconds / cost.times / cost.total(0) * 1e6}
+        row |= {"rank 0's CPU ms": cost.first_rank_seconds / cost.times * 1e3}
+        rows.append(row | {"wall ms": quartiles(cost.wall_seconds)[1] * 1e3})
     return Table(
-        f"Scale: what each costs all ranks together, each time, where {FLAT} speaks with the store",
+        f"Scale: what each costs {size:,} ranks together, each time",
         rows,
         [
             "Bytes are keys and values, without the store's own framing. CPU time is that of the store's process, and "
@@ -294,67 +260,18 @@ def operations(simulations: dict[int, Simulation]) -> Table:
     )
 
 
-def operations_of_hosts(simulations: dict[int, Simulation]) -> Table:
-    rows: list[dict[str, Any]] = []
-    for name, size, cost in _costs(simulations):
-        hosts = hosts_of(size)
-        row: dict[str, Any] = {"what": name, "ranks": size, "hosts": hosts, "times": cost.times}
-        row |= {"operations": round(cost.total(0)), "per host": cost.total(0) / hosts}
-        row |= {"MB": (cost.total(1) + cost.total(2)) / 1e6}
-        row |= {"bytes per host": (cost.total(1) + cost.total(2)) / hosts}
-        row |= _seconds(cost, "CPU ms of rank 0 and its neighbours")
-        others = (cost.ranks_seconds - cost.first_rank_seconds) / cost.times / max(1, hosts - 1)
-        rows.append(row | {"CPU ms of each other host's ranks": others * 1e3})
-    return Table(
-        f"Scale: what each costs all ranks together, each time, where {VOICED} speaks with the store",
-        rows,
-        [
-            f"{simulated.RANKS_PER_HOST} ranks per host. A host's CPU time is that of its ranks and their voice, "
-            "without the sockets and the JSON between them. The rest is as in the table of ranks that speak for "
-            "themselves. The rendezvous is the same there: it comes before a rank has a voice."
-        ],
-    )
-
-
-def _costs(simulations: dict[int, Simulation]) -> Iterator[tuple[str, int, Cost]]:
-    for name in (_MEETING, _INTRODUCTION, _START, _ALL_AT_ONCE, _PER_MARK, _SPAN, _TICK, _HEARTBEAT, _EXIT):
-        for size, simulation in simulations.items():
-            if name in simulation.costs:
-                yield name, size, simulation.costs[name]
-
-
-def _seconds(cost: Cost, first: str) -> dict[str, float]:
-    row = {"host's CPU ms": cost.host_seconds / cost.times * 1e3}
-    row |= {"host's µs per operation": cost.host_seconds / cost.times / cost.total(0) * 1e6}
-    row |= {first: cost.first_rank_seconds / cost.times * 1e3}
-    return row | {"wall ms": quartiles(cost.wall_seconds)[1] * 1e3}
-
-
-def hosts_of(size: int) -> int:
-    """Returns the number of hosts of so many ranks."""
-    return -(-size // simulated.RANKS_PER_HOST)
-
-
 def heartbeats(simulations: dict[int, Simulation]) -> Table:
-    """Returns what heartbeats cost in a second: they come less often with more ranks than 20,000."""
+    """Returns what heartbeats cost in a second: they come less often where there are more ranks."""
     rows: list[dict[str, Any]] = []
     for size, simulation in simulations.items():
-        cost, every = simulation.costs[_HEARTBEAT], Heartbeats(0, range(size)).seconds
+        cost, every = simulation.costs[_HEARTBEAT], seconds_between(size, Settings())
         row: dict[str, Any] = {"ranks": size, "seconds between two": every}
         row |= {"operations per second": round(cost.total(0) / every)}
         rows.append(row | {"host's CPU ms per second": cost.host_seconds / cost.times / every * 1e3})
-    return Table(f"Scale: heartbeats in each second, where {VOICED} speaks with the store", rows)
+    return Table("Scale: heartbeats in each second, with the default settings", rows)
 
 
-def sockets(sizes: Sequence[int]) -> Table:
-    rows: list[dict[str, Any]] = []
-    for size in sizes:
-        row: dict[str, Any] = {"ranks": size, "hosts": hosts_of(size), f"sockets where {FLAT} speaks": 2 * size}
-        rows.append(row | {f"where {VOICED} speaks": 2 * hosts_of(size)})
-    return Table("Scale: sockets at the store's host", rows, ["Computed: two for each that speaks."])
-
-
-def by_operation(simulation: Simulation, who: str) -> Table:
+def by_operation(simulation: Simulation) -> Table:
     rows: list[dict[str, Any]] = []
     for name, cost in simulation.costs.items():
         for operation, values in sorted(cost.counts.items()):
@@ -362,71 +279,45 @@ def by_operation(simulation: Simulation, who: str) -> Table:
             per_rank = each[0] / simulation.world_size
             row = {"what": name, "operation": operation, "times": round(each[0]), "per rank": per_rank}
             rows.append(row | {"bytes each": (each[1] + each[2]) / each[0]})
-    return Table(f"Scale: the operations of {simulation.world_size:,} ranks, where {who} speaks with the store", rows)
+    return Table(f"Scale: the operations of {simulation.world_size:,} ranks", rows)
 
 
-def latencies(measured: dict[str, dict[int, Simulation]]) -> Table:
+def latencies(simulations: dict[int, Simulation]) -> Table:
     rows: list[dict[str, Any]] = []
-    for who, size, simulation in _all_of(measured):
+    for size, simulation in simulations.items():
         low, middle, high = (value * 1e3 for value in quartiles(simulation.latencies))
-        row = {"speaks": who, "ranks": size, "marks": len(simulation.latencies), "median ms": middle}
-        row |= {"lower quartile": low, "upper quartile": high, "µs per rank": middle * 1e3 / size}
-        rows.append(row | {"the last one is told by the store, median ms": quartiles(simulation.fetches)[1] * 1e3})
+        row = {"ranks": size, "marks": len(simulation.latencies), "median ms": middle}
+        rows.append(row | {"lower quartile": low, "upper quartile": high, "µs per rank": middle * 1e3 / size})
     return Table(
         "Scale: from the moment at which one rank passes a mark until the last rank knows",
         rows,
         [
             f"{_GROUPS + 1} connections wait in the store. Each fetches the entry for its ranks, one after the other, "
-            "and each rank receives it at once; or it fetches it for its voices, and then all their ranks receive it. "
-            "Real ranks receive it at the same time as others, on their own processors."
+            "and each rank receives it at once. Real ranks receive it at the same time as others, on their own "
+            "processors."
         ],
     )
 
 
-def growth(measured: dict[str, dict[int, Simulation]]) -> Table:
-    """Returns exponents of growth, from the smallest number of ranks to the largest that was measured."""
+def growth(simulations: dict[int, Simulation]) -> Table:
+    """Returns exponents of growth, from the smallest number of ranks to the largest."""
+    small, large = min(simulations), max(simulations)
     rows: list[dict[str, Any]] = []
-    for who, simulations in measured.items():
-        small, large = min(simulations), max(simulations)
-        for name in simulations[small].costs if small < large else ():
-            one, many = simulations[small].costs[name], simulations[large].costs[name]
-            pairs = {
-                "operations": (one.total(0), many.total(0)),
-                "bytes": (one.total(1) + one.total(2), many.total(1) + many.total(2)),
-                "host's CPU": (one.host_seconds / one.times, many.host_seconds / many.times),
-                "rank 0's CPU": (one.first_rank_seconds / one.times, many.first_rank_seconds / many.times),
-            }
-            row: dict[str, Any] = {"speaks": who, "what": name, "from ranks": small, "to ranks": large}
-            row |= {f"{what} ~ ranks^": exponent(*pair, large / small) for what, pair in pairs.items()}
-            rows.append(row)
-    return Table(
-        "Scale: growth", rows, [f"1 is linear, 2 quadratic. Where {VOICED} speaks, rank 0's CPU is that of its host."]
-    )
-
-
-def _all_of(measured: dict[str, dict[int, Simulation]]) -> Iterator[tuple[str, int, Simulation]]:
-    for who, simulations in measured.items():
-        for size, simulation in simulations.items():
-            yield who, size, simulation
+    for name in simulations[small].costs:
+        one, many = simulations[small].costs[name], simulations[large].costs[name]
+        pairs = {
+            "operations": (one.total(0), many.total(0)),
+            "bytes": (one.total(1) + one.total(2), many.total(1) + many.total(2)),
+            "host's CPU": (one.host_seconds / one.times, many.host_seconds / many.times),
+            "rank 0's CPU": (one.first_rank_seconds / one.times, many.first_rank_seconds / many.times),
+        }
+        row: dict[str, Any] = {"what": name, "from ranks": small, "to ranks": large}
+        rows.append(row | {f"{what} ~ ranks^": exponent(*pair, large / small) for what, pair in pairs.items()})
+    return Table("Scale: growth", rows, ["1 is linear, 2 quadratic."])
 
 
 def exponent(small: float, large: float, factor: float) -> float:
     return math.log(large / small) / math.log(factor)
-
-
-def extrapolation(simulations: dict[int, Simulation]) -> Table:
-    """Returns the cost per rank of the largest simulation, times 100,000: a lower bound for what grows faster."""
-    size = max(simulations)
-    rows: list[dict[str, Any]] = []
-    for name, cost in simulations[size].costs.items():
-        factor = _EXTRAPOLATED_RANKS / size
-        row: dict[str, Any] = {"what": name, "operations": round(cost.total(0) * factor)}
-        row |= {"MB": (cost.total(1) + cost.total(2)) * factor / 1e6}
-        row |= {"host's CPU s": cost.host_seconds / cost.times * factor}
-        row |= {"rank 0's CPU s": cost.first_rank_seconds / cost.times * factor}
-        rows.append(row)
-    title = f"Scale: {_EXTRAPOLATED_RANKS:,} ranks where {FLAT} speaks, if the cost per rank is that with {size:,}"
-    return Table(title, rows, ["Computed, not measured."])
 
 
 def comparisons(sizes: Sequence[int]) -> Table:

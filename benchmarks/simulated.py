@@ -50,10 +50,6 @@ _KINDS = {
     "rank": "host",
     "data": "data identity",
     "even": "credits",
-    "beat": "heartbeat",
-    "via": "voice",
-    "voices": "voice",
-    "fallen": "voice",
 }
 Counts = dict[str, list[int]]
 """Operations, bytes sent and bytes received (keys and values, without framing), by kind and operation."""
@@ -106,7 +102,7 @@ class CountingStore:
 
     def _count(self, operation: str, keys: Sequence[str], sent: int = 0, received: int = 0) -> None:
         name = keys[0][len(PREFIX) :].removeprefix(GUARD) if keys else ""
-        name = name.partition("/")[0].partition("@")[0]
+        name = name.partition("/")[0]
         kind = _KINDS.get(name, "other") if keys and keys[0].startswith(PREFIX) else "rendezvous"
         if name == "even":
             self.credit_keys.update(keys)
@@ -273,7 +269,6 @@ class RankGroup:
     port: int
     speaker_channel: Channel = field(init=False)
     listener_channel: Channel = field(init=False)
-    _fetched_at: float = 0.0
     _received_at: float = 0.0
     _listener_thread: threading.Thread | None = None
 
@@ -282,11 +277,6 @@ class RankGroup:
         self.listener_channel, self._listener_store = counting_channel(self.port, waits=True)
         client = TCPStore("127.0.0.1", self.port, is_master=False, wait_for_workers=False)
         self._default_store: Any = CountingDefaultStore(client)
-
-    def channel_of(self, rank: SimulatedRank) -> Channel:
-        """Returns the channel with which a rank speaks."""
-        del rank
-        return self.speaker_channel
 
     def meet(self, world_size: int) -> None:
         """Rank 0 says where the ranks meet until all have asked; every other rank returns with the place."""
@@ -309,13 +299,13 @@ class RankGroup:
     def introduce(self) -> None:
         """Every rank writes which host it is on."""
         for rank in self.ranks:
-            rank.link.heartbeats.introduce(self.channel_of(rank))
+            rank.link.heartbeats.introduce(self.speaker_channel)
 
     def count_off(self) -> None:
         """Every rank reports what its fit begins with, and looks once for the answer."""
         for rank in self.ranks:
             rank.count_off()
-            rank.turn(self.channel_of(rank))
+            rank.turn(self.speaker_channel)
 
     def finish_count_off(self) -> None:
         """Takes the turns of all speakers until every rank has its answer."""
@@ -330,14 +320,14 @@ class RankGroup:
             at, place = heapq.heappop(due)
             time.sleep(max(0.0, at - time.monotonic()))
             rank = self.ranks[place]
-            if rank.turn(self.channel_of(rank)):
+            if rank.turn(self.speaker_channel):
                 pause = rank.speaker.seconds_until_look or 0.0
                 heapq.heappush(due, (time.monotonic() + pause, place))
 
     def heartbeat(self) -> None:
         """Every rank sends one heartbeat."""
         for rank in self.ranks:
-            rank.heartbeat(self.channel_of(rank))
+            rank.heartbeat(self.speaker_channel)
 
     def start_listener(self) -> None:
         """Starts a thread that waits in the store for the next entry and receives it for each rank."""
@@ -348,16 +338,13 @@ class RankGroup:
     def _listen(self, index: int) -> None:
         for rank in self.ranks:
             rank.receive(self.listener_channel, index)
-        self._fetched_at = self._received_at = time.monotonic()
+        self._received_at = time.monotonic()
 
-    def join_listener(self) -> tuple[float, float]:
-        """Waits for the listener; returns when the last entry was fetched from the store, and when the last rank knew.
-
-        Both are by `time.monotonic()`, and equal where each rank fetches the entry by itself.
-        """
+    def join_listener(self) -> float:
+        """Waits for the listener; returns when the last rank knew, by `time.monotonic()`."""
         if self._listener_thread is not None:
             self._listener_thread.join()
-        return self._fetched_at, self._received_at
+        return self._received_at
 
     def call(self, method: str, *arguments: Any) -> float:
         """Every rank passes a mark (a method of its guard), then writes it; returns when the first one began."""
@@ -365,28 +352,28 @@ class RankGroup:
         for rank in self.ranks:
             getattr(rank.guard, method)(*arguments)
         for rank in self.ranks:
-            rank.turn(self.channel_of(rank))
+            rank.turn(self.speaker_channel)
         return began
 
     def call_first(self, method: str, *arguments: Any) -> float:
         """Only the first rank passes a mark; returns when it began."""
         began = time.monotonic()
         getattr(self.ranks[0].guard, method)(*arguments)
-        self.ranks[0].turn(self.channel_of(self.ranks[0]))
+        self.ranks[0].turn(self.speaker_channel)
         return began
 
     def call_others(self, method: str, *arguments: Any) -> None:
         """All ranks but the first pass the mark that the first one has passed."""
         for rank in self.ranks[1:]:
             getattr(rank.guard, method)(*arguments)
-            rank.turn(self.channel_of(rank))
+            rank.turn(self.speaker_channel)
 
     def batches(self, count: int) -> None:
         """Every rank starts `count` batches and writes what is due."""
         for rank in self.ranks:
             for _ in range(count):
                 rank.guard.batch()
-            rank.turn(self.channel_of(rank))
+            rank.turn(self.speaker_channel)
 
     def begin_even(self, policy: Literal["stop", "repeat"], lookahead: int, batches: int) -> None:
         """Every rank's open train epoch becomes an even pass."""
@@ -401,7 +388,7 @@ class RankGroup:
         """
         done = [rank.train(until) for rank in self.ranks]
         for rank in self.ranks:
-            rank.turn(self.channel_of(rank))
+            rank.turn(self.speaker_channel)
         return all(done), max(rank.link.read for rank in self.ranks)
 
     def receive_until(self, length: int) -> None:
@@ -415,7 +402,7 @@ class RankGroup:
         if self.ranks[0].state.rank == 0:
             heartbeats = self.ranks[0].link.heartbeats
             heartbeats.all_have_read(length)
-            heartbeats.prune(self.channel_of(self.ranks[0]))
+            heartbeats.prune(self.speaker_channel)
 
     def credit_keys(self) -> set[str]:
         """Returns all keys of credits that these ranks have used."""
@@ -426,7 +413,7 @@ class RankGroup:
         for rank in self.ranks:  # at the same moment: none knows yet that another one leaves
             rank.speaker.say_goodbye()
         for rank in self.ranks:
-            rank.turn(self.channel_of(rank))
+            rank.turn(self.speaker_channel)
 
     def take(self) -> Counts:
         """Returns what this process has sent and received since the last call."""

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from benchmarks.ranks import on_ranks
 from benchmarks.results import Samples, Table, compared, in_turns, progress
 from countoff.core import FitPlan, Guard, Settings
+from integration_tests.constants import put
 from integration_tests.jobs import own_rank
 
 WITHOUT, WITH = "no trace", "a trace"
@@ -98,7 +99,8 @@ def _join() -> int:
 
 
 def _guard(directory: str | None, world_size: int) -> Guard:
-    settings = Settings.resolve(tick_batches=10**12, trace_dir=directory)
+    put(TICK_BATCHES=10**12)
+    settings = Settings.resolve(trace_dir=directory)
     return Guard(settings, rank=own_rank(), world_size=world_size, learning_rates=lambda: [0.1], framework="Lightning")
 
 

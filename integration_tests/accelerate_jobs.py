@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from countoff.accelerate import attach
 from integration_tests import devices
+from integration_tests.constants import taken
 from integration_tests.jobs import BATCH_SIZE, digits, own_rank, weights
 
 
@@ -183,7 +184,7 @@ def run(loop: Loop) -> Outcome:
     evals = loop.eval_loaders(world_size)
     model, optimizer, train, *prepared = accelerator.prepare(model, raw, loop.train_loader(world_size), *evals.values())
     evals = dict(zip(evals, prepared, strict=True))
-    handle = None if loop.options is None else attach(accelerator, train=train, eval=evals, **loop.options)
+    handle = None if loop.options is None else attach(accelerator, train=train, eval=evals, **taken(loop.options))
     guard = handle.guard if handle else None
 
     def evaluate_all() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from integration_tests import devices
+from integration_tests.constants import taken
 from integration_tests.harness import RankResult
 from integration_tests.jobs import own_rank, weights
 from integration_tests.objects import assert_gone, seen, trace
@@ -96,7 +97,7 @@ class Job:
             "progress_bar": False,
             "seed": 7,
             "algorithms": [CutMix(alpha=1.0)] if self.cut_mix else [],
-            "callbacks": [] if self.options is None else [Countoff(**self.options)],
+            "callbacks": [] if self.options is None else [Countoff(**taken(self.options))],
         }
         given = {**arguments, **self.trainer, **more}
         return Trainer(**{**given, "callbacks": [*arguments["callbacks"], *more.get("callbacks", [])]})

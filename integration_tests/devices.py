@@ -20,8 +20,12 @@ BACKENDS: Final[dict[Placement, Literal["gloo", "nccl"]]] = {"cpu": "gloo", "cud
 VARIABLE: Final = "TEST_PLACEMENT"
 
 
+class DeviceError(ValueError):
+    """The ranks of a job cannot train where they should."""
+
+
 def add_device_option(parser: argparse.ArgumentParser) -> None:
-    """Gives a command the option ``--device``, for `countoff.demo.devices.choose_device`."""
+    """Gives a command the option ``--device``, for `choose_device`."""
     parser.add_argument(
         "--device",
         choices=("auto", "cpu", "cuda"),
@@ -29,6 +33,25 @@ def add_device_option(parser: argparse.ArgumentParser) -> None:
         help="where the ranks train: cpu, with gloo (the default); cuda, on a GPU each, with NCCL; or auto, which is "
         "cuda where there are enough GPUs. This has not been tried on several GPUs yet",
     )
+
+
+def choose_device(wanted: str, ranks: int) -> Literal["cpu", "cuda"]:
+    """Where the ranks of a command train on this machine: with ``auto`` on GPUs, if each rank can have one of its own.
+
+    Raises:
+        DeviceError: If `wanted` is ``cuda`` and there are fewer GPUs than ranks, or if it is none of the three.
+    """
+    if wanted == "cpu":
+        return "cpu"
+    if wanted not in ("auto", "cuda"):
+        raise DeviceError(f"device must be one of auto, cpu, cuda, got {wanted!r}")
+    gpus = torch.cuda.device_count()
+    if wanted == "cuda" and gpus < ranks:
+        raise DeviceError(
+            f"device cuda needs a GPU for each of {ranks} ranks, and this machine has {gpus}: "
+            "use fewer ranks, or device cpu or auto"
+        )
+    return "cuda" if gpus >= ranks else "cpu"
 
 
 def placement() -> Placement:

@@ -19,9 +19,10 @@ from countoff.core.liveness import collectives
 from countoff.core.waiting import until
 from countoff.torch import attach
 from integration_tests import composer_jobs, devices, fabric_jobs, jobs, sync_watch
+from integration_tests.constants import taken
 from integration_tests.jobs import BATCH_SIZE, digits, weights
 
-OPTIONS = {"tick_batches": 2}
+OPTIONS = {"TICK_BATCHES": 2}
 """Ticks, which read learning rates, often enough for a short job."""
 
 
@@ -78,7 +79,7 @@ def transformers(samples: int) -> Any:
 
 def fabric(samples: int) -> Any:
     """A script for Fabric, with countoff by the flag."""
-    os.environ["COUNTOFF_TICK_BATCHES"] = str(OPTIONS["tick_batches"])
+    taken(OPTIONS)
     return fabric_jobs.flagged("1", fabric_jobs.finetune, PinnedFabric(even=samples))
 
 
@@ -124,7 +125,7 @@ def plain(samples: int, same: bool = False, options: dict[str, Any] = OPTIONS) -
     dataset = TensorDataset(*(each[:samples] for each in digits()))
     sampler = None if same else DistributedSampler(dataset, shuffle=False)
     loader = Moved(DataLoader(dataset, batch_size=BATCH_SIZE, sampler=sampler, pin_memory=True))
-    with attach(train=loader, optimizer=optimizer, **options) as handle:
+    with attach(train=loader, optimizer=optimizer, **taken(options)) as handle:
         for _ in range(2):
             for images, labels in loader:
                 images.mul_(2).sub_(1)

@@ -105,18 +105,6 @@ def of_torch(name: str, **arguments: Any) -> Make:
     return lambda optimizer: getattr(lr_scheduler, name)(optimizer, **arguments)
 
 
-def warmup_subtracted_twice(steps: int, warmup: int, times: int = 2) -> Make:
-    """A warm-up, and a cosine for the rest of the run: the rest is computed from what is the rest already."""
-    rest = steps - times * warmup
-
-    def factor(step: int) -> float:
-        if step < warmup:
-            return step / warmup
-        return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warmup) / rest)))
-
-    return partial(lr_scheduler.LambdaLR, lr_lambda=factor)
-
-
 def map_loader(samples: int, batch_size: int = BATCH_SIZE) -> DataLoader[Any]:
     images, labels = digits()
     return DataLoader(TensorDataset(images[:samples], labels[:samples]), batch_size)
@@ -248,8 +236,8 @@ def plain() -> dict[str, Train]:
         "per epoch, made for epochs": job(of_torch("CosineAnnealingLR", T_max=12), epochs=12, samples=40, per="epoch"),
         "per step, made for epochs": job(milestones, epochs=12),
         "per epoch, milestones of epochs": job(milestones, epochs=12, samples=40, per="epoch"),
-        "warm-up subtracted twice": job(warmup_subtracted_twice(120, 12), epochs=6),
-        "warm-up subtracted once": job(warmup_subtracted_twice(120, 12, times=1), epochs=6),
+        "warm-up subtracted twice": job(named("linear", 108, 12), epochs=6),
+        "warm-up subtracted once": job(named("linear", 120, 12), epochs=6),
         "a warm-up longer than the run": job(named("constant_with_warmup", 0, 600)),
         "a warm-up": job(named("constant_with_warmup", 0, 10)),
         "a cosine that rises again": job(of_torch("CosineAnnealingLR", T_max=20)),
@@ -258,6 +246,7 @@ def plain() -> dict[str, Train]:
         "a lowest rate above 0": job(named("cosine_with_min_lr", 30, min_lr_rate=0.1)),
         "restarts": job(of_torch("CosineAnnealingWarmRestarts", T_0=10, T_mult=2)),
         "plateau": job(of_torch("ReduceLROnPlateau", patience=0), per="epoch", metric=True),
+        "a function of the user's": job(partial(lr_scheduler.LambdaLR, lr_lambda=lambda step: max(0.0, 1 - step / 20))),
         "skipped optimizer steps": job(named("linear", 60), scaler=True),
         "a limit of steps": job(named("linear", 1000), told={"epochs": 3, "max_steps": 60}),
         "resumed": partial(resumed_loop, named("linear", 60)),
@@ -268,7 +257,7 @@ def plain() -> dict[str, Train]:
 
 
 def _chain(optimizer: Any) -> Any:
-    """A warm-up and a decay, which only a copy that is stepped can follow."""
+    """A warm-up and a decay, one after the other."""
     parts = [
         lr_scheduler.LinearLR(optimizer, 0.1, total_iters=5),
         lr_scheduler.CosineAnnealingLR(optimizer, 55),

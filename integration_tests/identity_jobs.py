@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from countoff.torch import attach
+from integration_tests.constants import taken
 from integration_tests.jobs import BATCH_SIZE, digits, own_rank, weights
 from integration_tests.loops import model_and_optimizer, train_on
 
@@ -114,7 +115,7 @@ def _train(sharing: Sharing) -> dict[str, Any]:
         mesh = dist.device_mesh.init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp"))
     handle = None
     if sharing.options is not None:
-        handle = attach(train=loader, optimizer=optimizer, mesh=mesh, **sharing.options)
+        handle = attach(train=loader, optimizer=optimizer, mesh=mesh, **taken(sharing.options))
     for epoch in range(sharing.epochs):
         if isinstance(loader.sampler, DistributedSampler) and sharing.set_epoch:
             loader.sampler.set_epoch(epoch)

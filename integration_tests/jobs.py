@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from countoff.lightning import Countoff
 from integration_tests import devices
+from integration_tests.constants import taken
 from integration_tests.harness import RankResult, tell
 
 BATCH_SIZE = 4
@@ -166,7 +167,7 @@ class Job:
         return share_loader(mine) if isinstance(mine, int) else [share_loader(batches) for batches in mine]
 
     def callbacks(self) -> list[Any]:
-        return [] if self.options is None else [Countoff(**self.options)]
+        return [] if self.options is None else [Countoff(**taken(self.options))]
 
     def make_trainer(self, **more: Any) -> pl.Trainer:
         arguments: dict[str, Any] = {

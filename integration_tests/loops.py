@@ -11,6 +11,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from countoff.torch import attach
 from integration_tests import devices
+from integration_tests.constants import put
 from integration_tests.jobs import BATCH_SIZE, digits, own_rank, share_loader, weights
 
 
@@ -60,7 +61,8 @@ def skip_a_step(at: int, tick_batches: int) -> None:
     devices.join()
     model, optimizer = model_and_optimizer()
     loader = even_loader()
-    attach(train=loader, optimizer=optimizer, tick_batches=tick_batches)
+    put(TICK_BATCHES=tick_batches)
+    attach(train=loader, optimizer=optimizer)
     for number, batch in enumerate(loader):
         images, labels = devices.moved(batch)
         torch.nn.functional.cross_entropy(model(images), labels).backward()
@@ -88,7 +90,8 @@ def own_learning_rate() -> None:
     model, optimizer = model_and_optimizer()
     optimizer.param_groups[0]["lr"] = 0.1 * (1 + own_rank())
     loader = even_loader()
-    attach(train=loader, optimizer=optimizer, tick_batches=2)
+    put(TICK_BATCHES=2)
+    attach(train=loader, optimizer=optimizer)
     for batch in loader:
         train_on(model, optimizer, batch)
 
@@ -184,7 +187,7 @@ def evaluates_on_rank_0(declared: bool) -> str:
     devices.join()
     model, optimizer = model_and_optimizer()
     loader, evals = even_loader(), share_loader(2)
-    with attach(train=loader, eval=evals, eval_ranks=[0] if declared else None):
+    with attach(train=loader, eval=evals, uneven_eval="off" if declared else None):
         for epoch in range(2):
             loader.sampler.set_epoch(epoch)  # pyright: ignore[reportAttributeAccessIssue]
             for batch in loader:

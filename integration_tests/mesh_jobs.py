@@ -18,11 +18,12 @@ from torch.utils.data.distributed import DistributedSampler
 from countoff.mesh import dp_position
 from countoff.torch import attach
 from integration_tests import devices
+from integration_tests.constants import put
 from integration_tests.jobs import BATCH_SIZE, digits
 from integration_tests.loops import train_on
 from integration_tests.micro_jobs import wait_for_notice
 
-AT, TICK = 41, 8
+TICK = 8
 EVALS, EPOCHS = 16, 2
 
 
@@ -33,8 +34,8 @@ class Job:
     Attributes:
         wrapped: How the data ranks hold the tensor-parallel model: ``ddp``, or ``fsdp``.
         batches: Batches of each of the epochs.
-        fault: ``frozen``: the last rank freezes a parameter that its data peer does not, and nothing is trained;
-            ``collective``: the last rank issues a collective of all ranks early. Empty: none.
+        fault: ``frozen``: the last rank freezes a parameter that its data peer does not, and nothing is trained.
+            Empty: none.
     """
 
     wrapped: str = "ddp"
@@ -72,15 +73,12 @@ def _train(mesh: Any, job: Job) -> dict[str, str]:
     loader, evaluation = (
         DataLoader(part, BATCH_SIZE, sampler=each) for part, each in zip(parts, samplers, strict=True)
     )
-    options: dict[str, Any] = {"mesh": mesh, "epochs": EPOCHS, "tick_batches": TICK, "uneven_eval": "raise"}
+    put(TICK_BATCHES=TICK)
+    options: dict[str, Any] = {"mesh": mesh, "epochs": EPOCHS, "uneven_eval": "raise"}
     handle = attach(train=loader, eval=evaluation, optimizer=optimizer, model=model, **options)
-    number, metric, work = 0, torch.zeros(3), None
     for epoch in range(EPOCHS):
         samplers[0].set_epoch(epoch)
         for batch in loader:
-            number += 1
-            if job.fault == "collective" and last and number == AT:
-                work = dist.all_reduce(metric, async_op=True)
             if job.fault != "frozen":
                 train_on(model, optimizer, batch)
         if job.fault != "frozen":
@@ -89,10 +87,6 @@ def _train(mesh: Any, job: Job) -> dict[str, str]:
                     model(batch_images)
     if job.fault:
         wait_for_notice(handle.guard)
-    if job.fault == "collective" and work is None:
-        dist.all_reduce(metric)
-    elif work is not None:
-        work.wait()
     dist.barrier()
     handle.detach()
     return {each.kind: each.sentence for each in handle.guard.notices}

@@ -12,6 +12,7 @@ from torch.utils.data.distributed import DistributedSampler
 from countoff.core import DivergenceError
 from countoff.mesh import dp_position
 from countoff.torch import attach
+from integration_tests.constants import put
 
 
 def loop_on(mesh: Any, dataset: Any, replicas: int, share: int, **options: Any) -> dict[str, Any]:
@@ -22,8 +23,8 @@ def loop_on(mesh: Any, dataset: Any, replicas: int, share: int, **options: Any) 
     loader = DataLoader(dataset, batch_size=4, sampler=DistributedSampler(dataset, num_replicas=replicas, rank=share))
     group = mesh.get_group("dp")
     seen: list[int] = []
-    # The job goes on after a verdict, and must not be ended for it however slow the machine is.
-    with attach(train=loader, optimizer=optimizer, mesh=mesh, grace_seconds=900, **options) as watched:
+    put(GRACE_SECONDS=900)  # the job goes on after a verdict, and must not be ended for it on a slow machine
+    with attach(train=loader, optimizer=optimizer, mesh=mesh, **options) as watched:
         for epoch in range(2):
             loader.sampler.set_epoch(epoch)  # pyright: ignore[reportAttributeAccessIssue]
             for images, labels, numbers in loader:

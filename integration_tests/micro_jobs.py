@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
 from integration_tests import devices
+from integration_tests.constants import put, taken
 from integration_tests.jobs import Job, digits, own_rank, quiet, share_loader, weights
 
 BATCHES, MICRO_BATCHES = 10, 4
@@ -130,7 +131,7 @@ def _train_plain(case: Micro) -> dict[str, Any]:
         if case.model == "recursive" or case.copies:
             observed = [ddp, net]
         start = {"start_epoch": case.start_epoch, "start_step": BATCHES * case.start_epoch}
-        handle = attach(train=loader, optimizer=optimizer, model=observed, **start, **case.options)
+        handle = attach(train=loader, optimizer=optimizer, model=observed, **start, **taken(case.options))
     for epoch in range(case.start_epoch, 2):
         for number, batch in enumerate(loader, start=1):
             images, labels = devices.moved(batch)
@@ -215,7 +216,7 @@ def _train_accelerated(case: Micro) -> dict[str, Any]:
     model, optimizer, loader = accelerator.prepare(
         model, torch.optim.SGD(model.parameters(), lr=0.1), map_loader(4 * BATCHES * accelerator.num_processes)
     )
-    handle = None if case.options is None else attach(accelerator, train=loader, **case.options)
+    handle = None if case.options is None else attach(accelerator, train=loader, **taken(case.options))
     for epoch in range(2):
         for number, (images, labels) in enumerate(loader, start=1):
             case.wait_for_warning(handle and handle.guard, epoch, number)
@@ -322,7 +323,7 @@ def _train_with_fabric(case: Micro) -> dict[str, Any]:
 
     from countoff.fabric import Countoff
 
-    countoff = None if case.options is None else Countoff(**case.options)
+    countoff = None if case.options is None else Countoff(**taken(case.options))
     fabric = Fabric(**devices.lightning(), strategy="ddp", callbacks=[] if countoff is None else [countoff])
     fabric.launch()
     torch.manual_seed(7)
@@ -352,7 +353,8 @@ def found_at_two_ticks() -> list[str]:
     from countoff.core import FitPlan, Guard, Settings
 
     dist.init_process_group("gloo")
-    guard = Guard(Settings(tick_batches=2), rank=own_rank(), world_size=2)
+    put(TICK_BATCHES=2)
+    guard = Guard(Settings(), rank=own_rank(), world_size=2)
     guard.fit_start(FitPlan())
     guard.train_start(0)
     member: Any = guard.member

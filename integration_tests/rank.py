@@ -24,6 +24,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from integration_tests.constants import put_those_of_the_environment
+
 _PR_SET_PDEATHSIG = 1
 _CLONE_NEWNS: Final = 0x00020000
 _CLONE_NEWUTS: Final = 0x04000000
@@ -67,6 +69,7 @@ def main(job: Job, parent: Connection) -> NoReturn:
         _move_to(job.host)
     _redirect(job.output)
     os.environ.update(job.environment)
+    put_those_of_the_environment()
     os.chdir(job.directory)
     code = 0
     try:

@@ -288,7 +288,7 @@ TORCH: Mapping[str, Case] = {
     "torch: rank 0 evaluates alone": Case(
         lambda: evaluating(rows(2, 2), alone=True),
         {
-            "attach(..., eval_ranks=[0])": lambda: evaluating(rows(2, 2), alone=True, eval_ranks=[0]),
+            "attach(..., uneven_eval='off')": lambda: evaluating(rows(2, 2), alone=True, uneven_eval="off"),
             "let all ranks evaluate after the same batch": lambda: evaluating(rows(2, 2)),
         },
     ),
@@ -305,8 +305,8 @@ TORCH: Mapping[str, Case] = {
         },
     ),
     "torch: schedules of different lengths": Case(
-        lambda: plain(rows(5, 5), schedule=falling(20 + own_rank()), tick_batches=2),
-        {"make the scheduler with the same length": lambda: plain(rows(5, 5), schedule=falling(20), tick_batches=2)},
+        lambda: plain(rows(5, 5), schedule=falling(20 + own_rank())),
+        {"make the scheduler with the same length": lambda: plain(rows(5, 5), schedule=falling(20))},
     ),
     "torch: batch sizes differ": Case(
         lambda: plain(rows(5, 5), batch_size=4 + own_rank()),
@@ -328,7 +328,7 @@ TORCH: Mapping[str, Case] = {
                 DataLoader(Rows(5, first=own_rank(), every=2), BATCH_SIZE)
             ),
             "seed these draws by rank (seed + rank)": lambda: plain(DataLoader(Drawn(7 + own_rank()), BATCH_SIZE)),
-            "attach(..., fingerprint_batches=0)": lambda: plain(DataLoader(whole(), BATCH_SIZE), fingerprint_batches=0),
+            "attach(..., compare_data=False)": lambda: plain(DataLoader(whole(), BATCH_SIZE), compare_data=False),
         },
     ),
     "torch: a share is sharded again": Case(
@@ -338,14 +338,14 @@ TORCH: Mapping[str, Case] = {
             "keep your own shares, and leave out the DistributedSampler": lambda: plain(
                 DataLoader(share(), BATCH_SIZE)
             ),
-            "attach(..., fingerprint_batches=0)": lambda: plain(sampled(share()), fingerprint_batches=0),
+            "attach(..., compare_data=False)": lambda: plain(sampled(share()), compare_data=False),
         },
     ),
     "torch: rows in another order": Case(
         lambda: plain(shuffled_by_rank(own_rank())),
         {
             "shuffle with the same seed on all ranks": lambda: plain(shuffled_by_rank(3)),
-            "attach(..., fingerprint_batches=0)": lambda: plain(shuffled_by_rank(own_rank()), fingerprint_batches=0),
+            "attach(..., compare_data=False)": lambda: plain(shuffled_by_rank(own_rank()), compare_data=False),
         },
     ),
     "torch: set_epoch is not called": Case(
@@ -388,18 +388,18 @@ TORCH: Mapping[str, Case] = {
             "every world_size-th sample": lambda: counted(
                 lambda: DataLoader(Rows(5, first=own_rank(), every=2), BATCH_SIZE)
             ),
-            "attach(..., fingerprint_batches=0)": lambda: counted(
-                lambda: DataLoader(Drawn(7), BATCH_SIZE), fingerprint_batches=0
+            "attach(..., compare_data=False)": lambda: counted(
+                lambda: DataLoader(Drawn(7), BATCH_SIZE), compare_data=False
             ),
         },
-    ),
-    "torch: tick_batches differ": Case(
-        lambda: plain(rows(5, 5), tick_batches=4 + own_rank()),
-        {"give every rank the same tick_batches": lambda: plain(rows(5, 5), tick_batches=4)},
     ),
     "torch: uneven_train differs": Case(
         lambda: plain(rows(5, 5), uneven_train="stop" if own_rank() else "raise"),
         {"give every rank the same uneven_train": lambda: plain(rows(5, 5), uneven_train="stop")},
+    ),
+    "torch: weights_every differs": Case(
+        lambda: plain(rows(5, 5), counts_passes=True, weights_every=2 + own_rank()),
+        {"give every rank the same weights_every": lambda: plain(rows(5, 5), counts_passes=True, weights_every=2)},
     ),
     "torch: a rank without data, with 'stop'": Case(
         lambda: plain(rows(3, 0), uneven_train="stop"),
@@ -581,7 +581,7 @@ def _three(loader: Any) -> Iterable[Any]:
 
 
 STOPS = "attach(..., uneven_train='stop')"
-OFF = "attach(..., fingerprint_batches=0)"
+OFF = "attach(..., compare_data=False)"
 AS_ONE = "prepare_data_loader(loader, num_processes=1, process_index=0)"
 ACCELERATE: Mapping[str, Case] = {
     "accelerate: a rank's stream is short": Case(
@@ -628,11 +628,11 @@ ACCELERATE: Mapping[str, Case] = {
     ),
     "accelerate: rank 0 evaluates alone": Case(
         lambda: accelerated(
-            dealt(3, 3), evaluation=dealt(2, 2), evaluates=lambda: own_rank() == 0, epochs=2, fingerprint_batches=0
+            dealt(3, 3), evaluation=dealt(2, 2), evaluates=lambda: own_rank() == 0, epochs=2, compare_data=False
         ),
         {
-            "attach(..., eval_ranks=[0])": lambda: accelerated(
-                dealt(3, 3), evaluation=dealt(2, 2), evaluates=lambda: own_rank() == 0, eval_ranks=[0], epochs=2
+            "attach(..., uneven_eval='off')": lambda: accelerated(
+                dealt(3, 3), evaluation=dealt(2, 2), evaluates=lambda: own_rank() == 0, uneven_eval="off", epochs=2
             ),
             "let all ranks evaluate after the same batch": lambda: accelerated(
                 dealt(3, 3), evaluation=dealt(2, 2), epochs=2
@@ -644,12 +644,8 @@ ACCELERATE: Mapping[str, Case] = {
         {"no condition of one rank around optimizer.step()": lambda: accelerated(mapped())},
     ),
     "accelerate: schedules of different lengths": Case(
-        lambda: accelerated(mapped(), schedule=falling(40 + own_rank()), tick_batches=2),
-        {
-            "make the scheduler with the same length": lambda: accelerated(
-                mapped(), schedule=falling(40), tick_batches=2
-            )
-        },
+        lambda: accelerated(mapped(), schedule=falling(40 + own_rank())),
+        {"make the scheduler with the same length": lambda: accelerated(mapped(), schedule=falling(40))},
     ),
     "accelerate: islice without a multiple": Case(
         lambda: accelerated(dealt(5, 3), batches=_three, accumulation=2),
@@ -678,7 +674,7 @@ ACCELERATE: Mapping[str, Case] = {
             "take it by accelerator.process_index": lambda: accelerated(
                 DataLoader(ReadyMade(own_rank(), 2), batch_size=None), as_one=True
             ),
-            OFF: lambda: accelerated(DataLoader(ReadyMade(0, 1), batch_size=None), as_one=True, fingerprint_batches=0),
+            OFF: lambda: accelerated(DataLoader(ReadyMade(0, 1), batch_size=None), as_one=True, compare_data=False),
         },
     ),
     "accelerate: a share is sharded again": Case(
@@ -686,7 +682,7 @@ ACCELERATE: Mapping[str, Case] = {
         {
             "give it all of the data on every rank": lambda: accelerated(DataLoader(OwnBegin(0), BATCH_SIZE)),
             AS_ONE: lambda: accelerated(DataLoader(OwnBegin(100 * own_rank()), BATCH_SIZE), as_one=True),
-            OFF: lambda: accelerated(DataLoader(OwnBegin(100 * own_rank()), BATCH_SIZE), fingerprint_batches=0),
+            OFF: lambda: accelerated(DataLoader(OwnBegin(100 * own_rank()), BATCH_SIZE), compare_data=False),
         },
     ),
     "accelerate: streams overlap": Case(
@@ -695,7 +691,7 @@ ACCELERATE: Mapping[str, Case] = {
             "let every rank yield the same samples in the same order": lambda: accelerated(
                 DataLoader(OwnBegin(0), BATCH_SIZE)
             ),
-            OFF: lambda: accelerated(DataLoader(OwnBegin(4 * own_rank()), BATCH_SIZE), fingerprint_batches=0),
+            OFF: lambda: accelerated(DataLoader(OwnBegin(4 * own_rank()), BATCH_SIZE), compare_data=False),
         },
     ),
     "accelerate: datasets of other lengths, shuffled": Case(
@@ -704,7 +700,7 @@ ACCELERATE: Mapping[str, Case] = {
             "give every rank the same dataset, and accelerator.prepare() shards it": lambda: accelerated(
                 mapped(40, shuffle=True)
             ),
-            OFF: lambda: accelerated(mapped(40 - own_rank(), shuffle=True), fingerprint_batches=0),
+            OFF: lambda: accelerated(mapped(40 - own_rank(), shuffle=True), compare_data=False),
         },
     ),
     "accelerate: len(loader) is too long": Case(

@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from integration_tests import devices
+from integration_tests.constants import taken
 from integration_tests.jobs import BATCH_SIZE, own_rank, quiet, share_loader, weights
 from integration_tests.micro_jobs import wait_for_notice
 from integration_tests.sharded_jobs import BATCHES, PASSES, Net, Sharded
@@ -136,7 +137,7 @@ def in_lightning(case: Sharded) -> dict[str, Any]:
         **devices.lightning(),
         strategy=ModelParallelStrategy(data_parallel_size=world_size(), tensor_parallel_size=1),
         max_epochs=2,
-        callbacks=[*([] if case.options is None else [Countoff(**case.options)]), Keeps()],
+        callbacks=[*([] if case.options is None else [Countoff(**taken(case.options))]), Keeps()],
         enable_model_summary=False,
         **off,
     )
@@ -153,7 +154,7 @@ def in_fabric(case: Sharded) -> dict[str, Any]:
     from countoff.fabric import Countoff
 
     quiet()
-    countoff = None if case.options is None else Countoff(**case.options)
+    countoff = None if case.options is None else Countoff(**taken(case.options))
     strategy = ModelParallelStrategy(
         lambda model, mesh: model.shard(first_mesh(mesh)),
         data_parallel_size=world_size(),
@@ -193,7 +194,7 @@ def in_accelerate(case: Sharded) -> dict[str, Any]:
         torch.optim.SGD(net.trained(), lr=0.1), map_loader(BATCH_SIZE * BATCHES * world_size())
     )
     if case.options is not None:
-        handle = attach(accelerator, train=loader, **case.options)
+        handle = attach(accelerator, train=loader, **taken(case.options))
     for _ in range(2):
         for images, labels in loader:
             accelerator.backward(loss_of(net(images), labels))
@@ -237,7 +238,7 @@ def in_transformers(case: Sharded) -> dict[str, Any]:
         dataloader_pin_memory=False,
         remove_unused_columns=False,
     )
-    countoff = None if case.options is None else Countoff(**case.options)
+    countoff = None if case.options is None else Countoff(**taken(case.options))
     net = Model(case, lambda: countoff and countoff.guard)
     wrapped: Any = Wrapped(net.shard(first_mesh()))
     wrapped._is_accelerate_prepared = True
@@ -272,7 +273,7 @@ def in_composer(case: Sharded) -> dict[str, Any]:
             return loss_of(outputs, batch[1])
 
     start()
-    countoff = None if case.options is None else Countoff(**case.options)
+    countoff = None if case.options is None else Countoff(**taken(case.options))
     model = Classifier()
     model.net.shard(first_mesh())
     trainer = Trainer(

@@ -16,6 +16,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, f
 from torch.utils.checkpoint import checkpoint
 
 from integration_tests import devices
+from integration_tests.constants import taken
 from integration_tests.jobs import own_rank, share_loader, weights
 from integration_tests.micro_jobs import wait_for_notice
 
@@ -43,7 +44,7 @@ class Sharded:
     frozen: bool = False
     model: str = ""
     aside: str = ""
-    options: dict[str, Any] | None = field(default_factory=lambda: {"tick_batches": 2})
+    options: dict[str, Any] | None = field(default_factory=lambda: {"TICK_BATCHES": 2})
 
     @property
     def differs(self) -> bool:
@@ -102,7 +103,7 @@ def _train(case: Sharded) -> dict[str, Any]:
     optimizer = torch.optim.SGD([*(head if case.frozen else sharded).parameters()], lr=0.1)
     loader, handle = share_loader(BATCHES), None
     if case.options is not None:
-        handle = attach(train=loader, optimizer=optimizer, model=model, **case.options)
+        handle = attach(train=loader, optimizer=optimizer, model=model, **taken(case.options))
     for epoch in range(2):
         for number, (images, labels) in enumerate(loader, start=1):
             if handle is not None and case.differs and (epoch, number) == (1, 2):

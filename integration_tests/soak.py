@@ -33,8 +33,9 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from countoff.core.words import count_of
-from countoff.demo.devices import DeviceError, choose_device
 from integration_tests import accelerate_jobs, composer_jobs, devices, jobs
+from integration_tests.constants import taken
+from integration_tests.devices import DeviceError, choose_device
 from integration_tests.harness import RankResult, RanksFailed, run_ranks
 from integration_tests.hosts import run_hosts, why_impossible
 from integration_tests.jobs import BATCH_SIZE, digits, own_rank, verdict_lines, weights
@@ -88,7 +89,7 @@ def fit_torch(job: TorchJob) -> str:
     options = {"gradient_accumulation_steps": job.accumulation, "start_epoch": job.start_epoch, **(job.options or {})}
     handle = None
     if job.options is not None:
-        handle = attach(train=loader, eval=evals, optimizer=optimizer, model=model, **options)
+        handle = attach(train=loader, eval=evals, optimizer=optimizer, model=model, **taken(options))
     for epoch in range(job.start_epoch, 2):
         sampler.set_epoch(epoch)
         for number, batch in enumerate(loader, 1):
@@ -149,7 +150,7 @@ def lag(rank: int, seconds: float, number: int) -> None:
 
 def options_of(dice: random.Random) -> dict[str, Any]:
     """Options of countoff, strict, with ticks as often as chance has it."""
-    return {"uneven_eval": "raise", "tick_batches": dice.choice([1, 2, 3, 8, 64]), "weights_every": 5}
+    return {"uneven_eval": "raise", "TICK_BATCHES": dice.choice([2, 3, 8, 64]), "weights_every": 5}
 
 
 def before_of(dice: random.Random, ranks: int) -> Callable[[int], None] | None:

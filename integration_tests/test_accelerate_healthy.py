@@ -22,7 +22,7 @@ LOOPS = {
     "stream, split": Loop(batches=[5] * 4, loader={"dispatch_batches": False, "split_batches": True}),
     "carried over": Loop(samples=88, accumulation=4, sync_with_dataloader=False, epochs=3),
     "evaluations inside": Loop(samples=80, evals=[16, 24], eval_inside=3, gather=True, accumulation=2),
-    "every rank breaks": Loop(samples=80, break_at=dict.fromkeys(range(4), 3), options={"tick_batches": 2}),
+    "every rank breaks": Loop(samples=80, break_at=dict.fromkeys(range(4), 3), options={"TICK_BATCHES": 2}),
 }
 
 
@@ -66,8 +66,8 @@ def test_a_stream_longer_than_its_length_is_warned_of(run_ranks):
 
 
 def test_a_declared_evaluation_on_rank_0_alone_is_healthy(run_ranks):
-    """`eval_ranks=[0]` lets rank 0 evaluate alone, and its batches are counted."""
-    loop = Loop(samples=40, evals=[16], eval_ranks=[0], options={"eval_ranks": [0]})
+    """With `uneven_eval="off"`, rank 0 may evaluate alone, and its batches are counted."""
+    loop = Loop(samples=40, evals=[16], eval_ranks=[0], options={"uneven_eval": "off"})
     results = run_ranks(jobs.run, 2, loop)
     assert [line for result in results for line in verdict_lines(result)] == []
     assert results[0].value.counted_evals == results[0].value.evals == [2, 2]

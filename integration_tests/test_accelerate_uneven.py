@@ -137,11 +137,11 @@ def test_gathering_over_uneven_evaluations_is_a_stall(run_ranks):
 
 
 def test_an_undeclared_evaluation_on_rank_0_alone_is_explained(run_ranks):
-    """The verdict on an undeclared evaluation of rank 0 alone gives `eval_ranks=[0]` as the remedy."""
+    """The verdict on an undeclared evaluation of rank 0 alone gives `uneven_eval='off'` as the remedy."""
     results = run_ranks(jobs.run, 2, Loop(samples=40, evals=[16], eval_ranks=[0]), expect=None)
     for result in results:
         assert "rank 0 began digits 0" in result.output, everything(results)
-        assert "attach(..., eval_ranks=[0])" in "\n".join(verdict_lines(result)), everything(results)
+        assert "attach(..., uneven_eval='off')" in "\n".join(verdict_lines(result)), everything(results)
         assert result.exit_code != 0
 
 

@@ -5,6 +5,7 @@ import re
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from countoff.core import DivergenceError
+from countoff.core import DivergenceError, Finding
 from countoff.core.alerts.telling import TELL_SECONDS
 from countoff.core.ending.shutdown import PRINT_SECONDS
 from countoff.torch import attach
-from integration_tests import devices, loops
+from integration_tests import constants, devices, loops
 from integration_tests.harness import RankResult, Watch
 from integration_tests.jobs import fit, own_rank, share_loader, verdict_lines
 from integration_tests.test_faults import long_job
@@ -45,7 +46,7 @@ def environment(directory: Path, address: str) -> dict[str, str]:
     return {
         "COUNTOFF_NOTIFY": address,
         "KUBERNETES_SERVICE_HOST": "10.0.0.1",
-        "COUNTOFF_TERMINATION_LOG": str(directory / "termination-log"),
+        **constants.environment(TERMINATION_LOG=str(directory / "termination-log")),
         "COUNTOFF_VERDICT_FILE": str(directory / "verdict.json"),
         "COUNTOFF_TRACE_DIR": str(directory / "trace"),
     }
@@ -99,6 +100,54 @@ def time_the_end() -> float:
         assert handle.guard.verdict is not None
         return time.time() - handle.guard.verdict.time
     raise AssertionError("the loop has ended")
+
+
+def train_and_tell(listening: Sequence[int], batches: Sequence[int], failing: bool = False) -> list[tuple[str, str]]:
+    """What `on_finding` is told on this rank, and by which thread, where it is given to some of the ranks."""
+    devices.join()
+    told: list[tuple[str, str]] = []
+
+    def tell(finding: Finding) -> None:
+        told.append((finding.kind, threading.current_thread().name))
+        if failing:
+            raise ConnectionError(SECRET)
+
+    model, optimizer = loops.model_and_optimizer()
+    loader = share_loader(batches[own_rank()])
+    handle = attach(train=loader, optimizer=optimizer, on_finding=tell if own_rank() in listening else None)
+    try:
+        for _ in range(2):
+            for batch in loader:
+                loops.train_on(model, optimizer, batch)
+    except (DivergenceError, RuntimeError):
+        assert handle.guard.verdict is not None
+    return told
+
+
+UNEVEN = [("UnevenBatches", "countoff alert")]
+
+
+def test_the_first_rank_that_can_calls_the_function_once(run_ranks):
+    """Rank 0, where a tracker has its run; another one, if that has no function; and nobody in a healthy job."""
+    for listening, batches, expected in [
+        ([0, 1, 2], [5, 4, 5], [UNEVEN, [], []]),
+        ([2], [5, 4, 5], [[], [], UNEVEN]),
+        ([0, 1, 2], [5, 5, 5], [[], [], []]),
+    ]:
+        results = run_ranks(train_and_tell, 3, listening, batches, expect=None)
+        assert [result.value for result in results] == expected, results
+
+
+def test_a_function_that_raises_is_one_line(run_ranks):
+    """It is named with the type of its exception, whose text may hold a secret; the verdict is as without it."""
+    results = run_ranks(train_and_tell, 2, [0, 1], [5, 4], True, expect=None)
+    assert [result.value for result in results] == [UNEVEN, []], results
+    said = [line for result in results for line in result.output.splitlines() if "raised ConnectionError" in line]
+    [line] = said
+    assert line.startswith(
+        "[rank 0] countoff: on_finding=train_and_tell.<locals>.tell raised ConnectionError, and was not"
+    )
+    assert SECRET not in "".join(result.output for result in results)
 
 
 def test_one_message_and_the_log_of_a_job(run_ranks, tmp_path, receiver):
@@ -170,33 +219,28 @@ def test_a_warning_is_sent_as_one_and_stands_in_no_log(run_ranks, tmp_path, rece
     assert (tmp_path / "termination-log").read_text() == ""
 
 
-def test_a_process_that_cannot_raise_has_its_message_and_its_code(run_ranks, tmp_path, receiver):
-    """Rank 1 never leaves a loop of its own. Both ranks end with the exit code that the user has chosen."""
-    env = {"COUNTOFF_NOTIFY": notify(receiver), "COUNTOFF_EXIT_CODES": "unknown=85"}
+def test_a_process_that_cannot_raise_has_its_message(run_ranks, tmp_path, receiver):
+    """Rank 1 never leaves a loop of its own."""
+    env = {"COUNTOFF_NOTIFY": notify(receiver)}
     results = run_ranks(hang_beside_the_others, 2, str(tmp_path), expect=None, env=env)
-    assert [result.exit_code for result in results] == [85, 85], results
+    assert [result.exit_code for result in results] == [1, 87], results
     assert [body["title"].split(": ")[1] for body in bodies_of(receiver)] == ["Stalled"]
 
 
 @pytest.mark.torchrun
 def test_torchrun_in_a_pod(tmp_path, receiver):
-    """The real launcher ends the ranks as soon as one of them has ended. `countoff run` gives the chosen exit code."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    flags = ["--exit-codes", "useless=86,may_help=87"]
-    command = [
-        sys.executable,
-        "-m",
-        "countoff.cli",
-        "run",
-        *flags,
-        "--",
-        *torchrun,
-        str(ROOT / "examples" / "torch_digits.py"),
-    ]
+    """The real launcher ends the ranks as soon as one of them has ended."""
     env = environment(tmp_path, notify(receiver))
+    script = tmp_path / "in_a_pod.py"
+    script.write_text(
+        f"import runpy, sys\nsys.path[:0] = [{str(ROOT)!r}]\nfrom integration_tests import constants\n"
+        "constants.put_those_of_the_environment()\n"
+        f"runpy.run_path({str(ROOT / 'examples' / 'torch_digits.py')!r}, run_name='__main__')\n"
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
     with launched(command, directory=tmp_path, env=env) as launcher:
         run = launcher.finish(time.monotonic() + 180)
-    assert run.exit_code == 86, run.output
+    assert run.exit_code == 1, run.output
     [body] = bodies_of(receiver)
     assert re.match("countoff: UnevenBatches: rank 1 ran out of data after 23 batches", body["title"]), body
     title = body["title"].removesuffix("…")  # what rank 0 was seen to do may be too long for a title

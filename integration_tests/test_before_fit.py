@@ -1,4 +1,4 @@
-"""Ranks that wait for one another before any fit, in programs under torchrun and in ranks of the harness."""
+"""Ranks that wait for one another outside a fit, in programs under torchrun and in ranks of the harness."""
 
 import os
 import signal
@@ -37,6 +37,23 @@ def come_a_second_later():
     while not Path("loading").exists(): time.sleep(0.02)
     time.sleep(1)
 """
+LOOP = """\
+import sys
+import torch
+import torch.distributed as dist
+import data
+
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for number in range(3):
+    if number == 1:
+        data.load(float(sys.argv[1])) if dist.get_rank() == 2 else data.come_a_second_later()
+    model(torch.ones(4)).sum().backward()
+    optimizer.step()
+print(f"rank {dist.get_rank()} goes on\\n", end="", flush=True)
+dist.destroy_process_group()
+"""
 TRAIN = """\
 import sys
 import torch.distributed as dist
@@ -53,13 +70,13 @@ dist.destroy_process_group()
 """
 
 
-def launch(directory: Path, *command: str) -> tuple[int, list[str], str]:
+def launch(directory: Path, *command: str, program: str = TRAIN) -> tuple[int, list[str], str]:
     """Runs a program on four ranks; returns its exit code, what it has printed, and what is on stderr."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("COUNTOFF")}
     fixed = {"PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1", "COUNTOFF_STALL_SECONDS": "2", **NAME_LOOKUPS}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
     (directory / "data.py").write_text(DATA)
-    (directory / "train.py").write_text(TRAIN)
+    (directory / "train.py").write_text(program)
     with (directory / "stderr").open("w") as errors:
         done = subprocess.run(
             [*torchrun, *command],
@@ -79,12 +96,49 @@ def test_a_rank_that_loads_alone_is_named_and_the_program_goes_on(tmp_path):
     assert code == 0, errors
     (said,) = [line for line in errors.splitlines() if "countoff: Stalled: " in line]
     place, waiting = "rank 2, at data.py:8 in load, for ", " wait in torch.distributed.barrier at train.py:10."
-    assert said.startswith(f"[rank 0] countoff: Stalled: not in the fit yet: {place}"), errors
+    assert said.startswith(f"[rank 0] countoff: Stalled: {place}"), errors
     assert said.endswith(f" s; ranks 0, 1, 3{waiting}"), errors
     assert 2 <= int(said.removeprefix(said.partition(place)[0] + place).partition(" s")[0]) < 60
     without = launch(tmp_path, "train.py", "0")
     assert (without[0], without[1]) == (code, printed)
     assert "countoff" not in without[2]
+
+
+def test_a_stall_in_a_loop_of_plain_pytorch_names_the_rank_for_which_the_others_wait(tmp_path):
+    """Nothing is counted there, and the program goes on."""
+    code, _, errors = launch(tmp_path, "-m", "countoff.run", "train.py", "120", program=LOOP)
+    assert code == 0, errors
+    (said,) = [line for line in errors.splitlines() if "countoff: Stalled: " in line]
+    assert said.startswith("[rank 0] countoff: Stalled: rank 2, at data.py:8 in load, for "), errors
+    assert said.endswith(" s; ranks 0, 1, 3 wait in the backward pass at train.py:12."), errors
+    assert errors.count("countoff: the ranks' batches were not compared: ") == 1
+
+
+def wait_for_a_stopped_rank() -> None:
+    join(asks=False)
+    for number in range(100):
+        if number == 20:
+            tell("meets")
+        time.sleep(0.1)
+        dist.barrier()
+
+
+def test_a_rank_that_gives_no_sign_of_life_is_named(run_ranks):
+    """Its process is stopped; one that was killed gives none either, where the launcher leaves the others alone."""
+
+    def stop_until_the_report(watch: Watch) -> None:
+        watch.wait_for(1, "meets")
+        watch.let_run(1.5)
+        watch.kill(1, signal.SIGSTOP)
+        patience = time.monotonic() + 60
+        while "explain Stalled" not in watch.results()[0].output and time.monotonic() < patience:
+            watch.let_run(0.1)
+        watch.kill(1, signal.SIGCONT)
+
+    zero, one = run_ranks(wait_for_a_stopped_rank, 2, env=STALL_SECONDS, while_running=stop_until_the_report)
+    assert "countoff: Stalled: rank 1 has given no sign of life for " in zero.output, zero
+    assert " s; rank 0 waits in torch.distributed.barrier at test_before_fit.py:" in zero.output, zero
+    assert "Stalled" not in one.output
 
 
 def watchers() -> int:
@@ -240,8 +294,6 @@ def test_ranks_that_wait_for_one_another_are_named(run_ranks):
             watch.kill(rank)
 
     zero, one = run_ranks(wait_for_each_other, 2, env=STALL_SECONDS, expect=None, while_running=end_after_the_report)
-    assert (
-        "Stalled: not in the fit yet: rank 0 waits in torch.distributed.recv at test_before_fit.py:" in zero.output
-    ), zero
+    assert "Stalled: rank 0 waits in torch.distributed.recv at test_before_fit.py:" in zero.output, zero
     assert "; rank 1 waits in torch.distributed.recv at test_before_fit.py:" in zero.output
     assert "Stalled" not in one.output

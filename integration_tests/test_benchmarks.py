@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from benchmarks import credits_scale, even_cost, gpu_cost, scale, simulated_traces, voices_cost
+from benchmarks import credits_scale, even_cost, gpu_cost, scale, simulated_traces
 from benchmarks.results import report
 from countoff.core.trace.format import LINES
 from countoff.report import facts
@@ -47,38 +47,6 @@ def test_blocks_grow_with_the_ranks_and_with_short_batches():
     assert (few["5 ms"], few["20 ms"]) == ("8: 0.048", "2: 0.048")
     assert (many["5 ms"], many["20 ms"]) == ("16: waits", "16: 0.38")
     assert many["training waits below, ms"] == pytest.approx(4096 * 3 * 0.01 / 16)
-
-
-def test_where_hosts_have_one_voice_operations_are_counted_per_host(tmp_path):
-    """Sixteen simulated ranks on two hosts: what each rank would request is requested once for its host."""
-    tables = report(scale.tables(quick=True, voiced=[16]), tmp_path / "found.json")
-    costs = {row["what"]: row for row in tables[0].rows}
-    assert {row["hosts"] for row in costs.values()} == {2}
-    assert costs["tick"]["operations"] == 2  # one compare-and-set of each voice
-    assert costs["mark, one rank first"]["operations"] == 1 + 2 * 2  # the writer's, then each voice's wait and get
-    counts = {row["operation"]: row["times"] for row in tables[1].rows if row["what"] == "heartbeat"}
-    # Each voice's and rank 0's own, and each voice's look at rank 0's.
-    assert (counts["heartbeat: set"], counts["heartbeat: get"]) == (2 + 1, 2)
-
-
-def test_where_hosts_have_one_voice_a_credit_is_added_once_per_host():
-    epochs = credits_scale.epochs_of_hosts(16)
-    simulation, left = credits_scale.measure(16, epochs, voiced=True)
-    assert left == [0]
-    [row] = credits_scale.blocks({16: (simulation, left)}).rows
-    counts = {what: count for what, (count, *_) in simulation.costs[epochs[0].name("batches")].counts.items()}
-    assert counts["credits: add"] == 2 * row["blocks"]
-    # A voice that has read a grant by its own compare-and-set before its ranks wait for it fetches it no more.
-    fetches, writes = counts["mark: wait"], counts["mark: compare_set"]
-    assert fetches == counts["mark: get"] <= 2 * row["blocks"] <= fetches + writes
-    assert writes >= counts["mark: delete_key"] == row["blocks"]
-    assert row["operations per host and block"] * 2 * row["blocks"] == sum(counts.values())
-
-
-def test_real_ranks_on_hosts_are_measured_with_voices_and_without(run_hosts):
-    """Every rank has each moment once, for both ways, and the fault is found."""
-    for result in run_hosts(voices_cost.fits, 1, hosts=2, per_host=2):
-        assert [(len(times), times[0][0] < times[0][1]) for times in result.value.values()] == [(1, True)] * 6
 
 
 def test_simulated_ranks_write_whole_traces(tmp_path):

@@ -62,7 +62,7 @@ def test_the_first_epoch_shows_the_length_of_an_iterable(run_ranks):
         wrong,
         replace(wrong, trainer={"train_subset_num_batches": 8}),
         Job(train=[8, 8], reported=[8, 8]),
-        Job(streams=[70], options={"tick_batches": 3}),
+        Job(streams=[70], options={"TICK_BATCHES": 3}),
     ]
     results = run_ranks(fit_and_record_all, 2, jobs, deadline_seconds=120)
     first, remedied, right, shards = results[0].value

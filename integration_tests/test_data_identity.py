@@ -38,7 +38,7 @@ FAULTY = {
     "every rank is the sampler's rank 0": (Sharing(readers=(0, 0)), {"DuplicateData": EVERY_RANK}),
     "a stream that nobody shards": (Sharing(data="whole"), {"DuplicateData": EVERY_RANK}),
     "more batches than the epoch has": (
-        Sharing(options={"fingerprint_batches": 32}),
+        Sharing(options={"FINGERPRINT_BATCHES": 32}),
         {"DuplicateData": EVERY_RANK.replace("1 to 2", "1 to 20")},
     ),
     "set_epoch is never called": (Sharing(readers=(0, 1), shuffle=True, set_epoch=False), {"SameOrder": AGAIN}),
@@ -64,7 +64,7 @@ HEALTHY = {
     "a single batch": Sharing(samples=4),
     "fewer samples than ranks": Sharing(samples=1, readers=(0, 1)),
     "ranks that work on one batch": Sharing(tensor_parallel=2),
-    "switched off": Sharing(options={"fingerprint_batches": 0}),
+    "switched off": Sharing(options={"compare_data": False}),
 }
 
 
@@ -109,7 +109,7 @@ def test_the_warning_has_a_remedy_and_an_off_switch(run_ranks):
     text = "\n".join(verdict_lines(run_ranks(identity_jobs.share, 2, [Sharing()])[0]))
     assert "  why: Nothing gives the ranks different shares of the data" in text
     assert "  do:  give every rank its own share: DataLoader(sampler=DistributedSampler(dataset))" in text
-    assert "attach(..., fingerprint_batches=0)" in text
+    assert "attach(..., compare_data=False)" in text
 
 
 TWICE = {

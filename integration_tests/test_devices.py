@@ -60,3 +60,35 @@ def test_the_report_of_a_test_has_the_ranks_and_backends_of_its_jobs(run_ranks, 
     """That is what the table of `make test-gpu` shows of a test."""
     run_ranks(int, 1)
     assert request.node.user_properties == [("ranks", 1), ("backend", "gloo")]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "count", "gpus", "chosen"),
+    [
+        ("cpu", 2, 8, "cpu"),
+        ("auto", 8, 8, "cuda"),
+        ("auto", 8, 7, "cpu"),
+        ("auto", 2, 0, "cpu"),
+        ("cuda", 4, 4, "cuda"),
+        ("cuda", 4, 8, "cuda"),
+    ],
+)
+def test_gpus_are_chosen_where_each_rank_can_have_one(
+    wanted: str, count: int, gpus: int, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    assert devices.choose_device(wanted, count) == chosen
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ("cuda", "device cuda needs a GPU for each of 4 ranks, and this machine has 3: use fewer ranks, or device cpu"),
+        ("gpu", "device must be one of auto, cpu, cuda, got 'gpu'"),
+        ("", "device must be one of auto, cpu, cuda, got ''"),
+    ],
+)
+def test_a_device_that_cannot_be_is_refused(wanted: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    with pytest.raises(devices.DeviceError, match=message):
+        devices.choose_device(wanted, ranks=4)

@@ -98,8 +98,8 @@ WRONG: dict[str, dict[str, tuple[str, str]]] = {
             BATCHES,
         ),
         "a cosine of twice the run": (
-            "would reach its end at step 119, and the run ends at 60: WarmupCosineLR was made for 119 steps.",
-            f"{ALONE} 119 is about as many.",
+            "would reach its end at step 120, and the run ends at 60: WarmupCosineLR was made for 120 steps.",
+            ALONE,
         ),
         "a warm-up longer than the run": (
             "the warm-up of the learning rate would end at step 600, and the run ends at 60: that of WarmupLR takes "

@@ -19,6 +19,7 @@ from countoff.core.liveness import lifelines
 from countoff.core.words import names_of
 from countoff.torch import attach
 from integration_tests import loops
+from integration_tests.constants import environment
 from integration_tests.harness import RankResult, RanksTimedOut, tell
 from integration_tests.hosts import HostsWatch
 from integration_tests.jobs import Job, assert_named, fit, own_rank, share_loader, verdict_lines, whole_message
@@ -64,7 +65,7 @@ def wait_until_watched(watch: HostsWatch) -> None:
         watch.wait_for(rank, "watched")
 
 
-SOON = {"COUNTOFF_LOST_SECONDS": "3", "COUNTOFF_GRACE_SECONDS": "1"}
+SOON = {"COUNTOFF_LOST_SECONDS": "3", **environment(GRACE_SECONDS=1)}
 """So that tests are short."""
 JOBS: dict[str, tuple[Any, ...]] = {
     "plain": (train_slowly, 500, 1, pace_until_watched),

@@ -17,6 +17,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from countoff.core.ending.gloo import cut_collectives
 from countoff.core.ending.shutdown import EXIT_CODE
 from countoff.torch import attach
+from integration_tests.constants import put
 from integration_tests.jobs import assert_named, own_rank
 from integration_tests.loops import even_loader, model_and_optimizer
 
@@ -64,7 +65,8 @@ def blocked_in(collective: str) -> None:
     group = dist.new_group([0, 1])
     loader, evals = even_loader(), even_loader(80)
     # Rank 1 waits for rank 0's exception, which is not to end it: only rank 0 is to be reached in a collective.
-    attach(train=loader, eval=evals, grace_seconds=GRACE_SECONDS if own_rank() == 0 else LONG.total_seconds())
+    put(GRACE_SECONDS=GRACE_SECONDS if own_rank() == 0 else LONG.total_seconds())
+    attach(train=loader, eval=evals)
     with bystanders() as others:
         try:
             for number, (images, labels) in enumerate(loader, 1):
@@ -110,7 +112,8 @@ def waits_for_a_lock() -> None:
     """Rank 0 is blocked where nothing reaches it."""
     dist.init_process_group("gloo")
     loader, evals = even_loader(), even_loader(80)
-    attach(train=loader, eval=evals, grace_seconds=GRACE_SECONDS)
+    put(GRACE_SECONDS=GRACE_SECONDS)
+    attach(train=loader, eval=evals)
     for number, _ in enumerate(loader, 1):
         if number == 2 and own_rank() == 1:
             _store().wait(["blocking"], LONG)

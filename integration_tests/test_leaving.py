@@ -287,9 +287,6 @@ def attaches_many() -> tuple[Any, ...]:
     dist.init_process_group("gloo")
     loaders = [even_loader(40) for _ in range(7)]
     handles = [attach(train=loader) for loader in loaders]
-    for thread in threading.enumerate():
-        if thread.name == "countoff software":  # reads the host's files once at each start, and ends
-            thread.join(20)
     found: list[Any] = [sorted(threads())]
     for loader in loaders:
         for _ in loader:

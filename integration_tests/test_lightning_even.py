@@ -426,7 +426,7 @@ def look_at_a_fit(uneven: str, sized: bool, ends: str) -> list[Any]:
     quiet()
     end = End(ends == "exception")
     model = Classifier(stop_at=2 if ends == "verdict" and own_rank() == 1 else None)
-    options = {"uneven_train": uneven, "uneven_eval": "stop", "grace_seconds": 0.5}
+    options = {"uneven_train": uneven, "uneven_eval": "stop", "GRACE_SECONDS": 0.5}
     trainer = Job(options=options).make_trainer(callbacks=[end])
     own = (7, 5)[own_rank()]
     loop: Any = trainer.fit_loop

@@ -181,8 +181,8 @@ def train_after_a_pruned_trial(job: Job) -> dict[str, Any]:
 
 
 def test_a_trial_after_a_pruned_trial_trains_to_its_end(run_ranks):
-    """A trial that was pruned does not end the next one, in which rank 1 waits for longer than `grace_seconds`."""
-    job = Job(train=[5, 5], options={"grace_seconds": 0.5})
+    """A trial that was pruned does not end the next one, in which rank 1 waits for longer than a grace."""
+    job = Job(train=[5, 5], options={"GRACE_SECONDS": 0.5})
     results = run_ranks(train_after_a_pruned_trial, 2, job, deadline_seconds=60)
     assert [result.value["steps"] for result in results] == [10, 10]
 

@@ -154,7 +154,7 @@ def watch_fits(breaks: bool) -> list[dict[str, Any]]:
 def watch_verdict(own_batches: list[int]) -> dict[str, Any]:
     """A fit that a verdict ends."""
     quiet()
-    job = Job(options={"grace_seconds": 0.5})
+    job = Job(options={"GRACE_SECONDS": 0.5})
     return watch_a_fit(job, own_batches[int(os.environ["RANK"])], breaks=False)
 
 

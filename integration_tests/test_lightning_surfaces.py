@@ -92,7 +92,7 @@ def configure_by_yaml(path: str) -> tuple[str, float]:
     cli = LightningCLI(Classifier, run=False, args=["--config", path], save_config_callback=None)
     trainer: Any = cli.trainer
     found = next(each for each in trainer.callbacks if isinstance(each, Countoff))
-    return found.settings.uneven_eval, found.settings.grace_seconds
+    return found.settings.uneven_eval, found.settings.stall_seconds
 
 
 def test_lightning_cli_configures_it(run_ranks, tmp_path):
@@ -100,7 +100,7 @@ def test_lightning_cli_configures_it(run_ranks, tmp_path):
     config = tmp_path / "config.yaml"
     config.write_text(
         "trainer:\n  accelerator: cpu\n  logger: false\n  callbacks:\n    - class_path: countoff.lightning.Countoff\n"
-        "      init_args: {uneven_eval: allow, grace_seconds: 7}\n"
+        "      init_args: {uneven_eval: allow, stall_seconds: 7}\n"
     )
     assert run_ranks(configure_by_yaml, 1, str(config))[0].value == ("allow", 7.0)
 

@@ -5,7 +5,6 @@ n-th line of a file, the loop) is written anew from what it does.
 """
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from countoff.core import DivergenceError
 from countoff.lingua import watch
+from integration_tests.constants import put
 from integration_tests.harness import RankResult
 
 RunRanks = Callable[..., list[RankResult]]
@@ -89,14 +89,13 @@ def train_on_every_mesh() -> dict[str, Any]:
     dist.init_process_group("gloo")
     found: dict[str, Any] = {}
     two_by_four, four_by_two, eight = dp_mesh(2, 4), dp_mesh(4, 2), dp_mesh(8, 1)
-    # The job goes on after a verdict, and must not be ended for it however slow the machine is.
-    fit = functools.partial(train, grace_seconds=900)
+    put(GRACE_SECONDS=900)  # the job goes on after a verdict, and must not be ended for it on a slow machine
     fits: dict[str, Callable[[], Any]] = {
-        "right": lambda: fit(arguments(), two_by_four),
-        "by luck": lambda: fit(arguments(), eight, wrong=True),
-        "2 x 4": lambda: fit(arguments(), two_by_four, wrong=True),
-        "4 x 2": lambda: fit(arguments(), four_by_two, wrong=True),
-        "other steps": lambda: fit(arguments(grad_acc_steps=1 + (dist.get_rank() == 5)), eight),
+        "right": lambda: train(arguments(), two_by_four),
+        "by luck": lambda: train(arguments(), eight, wrong=True),
+        "2 x 4": lambda: train(arguments(), two_by_four, wrong=True),
+        "4 x 2": lambda: train(arguments(), four_by_two, wrong=True),
+        "other steps": lambda: train(arguments(grad_acc_steps=1 + (dist.get_rank() == 5)), eight),
     }
     for name, each in fits.items():
         try:

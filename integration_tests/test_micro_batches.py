@@ -27,18 +27,18 @@ def in_batch(number: int, more: int = 5, less: int = 4) -> list[str]:
 
 FAULTY = {
     "one more, found at the end of the epoch": (Micro(extra=(7,)), in_batch(7)),
-    "one more, found at a tick": (Micro(extra=(7, 8), options={"tick_batches": 2}), in_batch(7)),
+    "one more, found at a tick": (Micro(extra=(7, 8), options={"TICK_BATCHES": 2}), in_batch(7)),
     "a step of two batches": (
         Micro(extra=(7,), every=2),
         ["in batches 7 to 8 of train epoch 0, rank 1 ran 9 micro-batches, rank 0 8."],
     ),
     "compiled": (Micro(extra=(3,), model="compiled"), in_batch(3)),
     "checkpointed": (Micro(extra=(3,), model="checkpoint"), in_batch(3)),
-    "a preview in each batch": (Micro(aside="preview", options={"tick_batches": 2}), in_batch(1)),
+    "a preview in each batch": (Micro(aside="preview", options={"TICK_BATCHES": 2}), in_batch(1)),
 }
 HEALTHY = {
     "four micro-batches": Micro(),
-    "with ticks": Micro(options={"tick_batches": 2}),
+    "with ticks": Micro(options={"TICK_BATCHES": 2}),
     "a step of two batches": Micro(every=2),
     "checkpointed": Micro(model="checkpoint"),
     "checkpointed, reentrant": Micro(model="reentrant"),
@@ -86,7 +86,7 @@ def test_the_first_tick_that_differs_is_the_one_that_is_told(run_ranks):
 
 def test_a_step_missed_after_an_extra_micro_batch_ends_the_job(run_ranks):
     """Rank 0 prints the warning, and then every rank raises the verdict about the steps."""
-    case = Micro(extra=(3,), missed=4, options={"tick_batches": 2})
+    case = Micro(extra=(3,), missed=4, options={"TICK_BATCHES": 2})
     results = run_ranks(micro_jobs.plain, 2, [case], deadline_seconds=120, expect=None)
     assert in_batch(3)[0] in results[0].output
     assert in_batch(3)[0] not in results[1].output

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from countoff.core import DivergenceError
 from countoff.core.ending.shutdown import EXIT_CODE
 from countoff.torch import attach
+from integration_tests.constants import put
 from integration_tests.jobs import own_rank
 from integration_tests.loops import even_loader, model_and_optimizer
 
@@ -41,12 +42,12 @@ def hang_beside_the_others(directory: str) -> None:
     dist.init_process_group("gloo")
     model, optimizer = model_and_optimizer()
     loader = even_loader()
+    put(GRACE_SECONDS=2)
     attach(
         train=loader,
         optimizer=optimizer,
         levels={"Stalled": "raise"},
         stall_seconds=2,
-        grace_seconds=2,
         verdict_file=f"{directory}/verdict{own_rank()}.json",
     )
     try:

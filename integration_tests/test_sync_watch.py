@@ -194,6 +194,6 @@ def test_a_job_is_watched_where_there_is_no_gpu():
     from countoff.core.settings import Settings
 
     def job() -> int:
-        return Settings.resolve(lookahead=3).lookahead
+        return Settings.resolve(weights_every=3).weights_every
 
     assert watched(job) == (3, 1)

@@ -127,17 +127,17 @@ def test_counting_is_off_inside_join(run_ranks):
 
 
 def test_a_declared_evaluation_on_rank_0_alone_is_healthy(run_ranks):
-    """`eval_ranks=[0]` lets rank 0 evaluate alone."""
+    """With `uneven_eval="off"`, rank 0 may evaluate alone."""
     results = run_ranks(loops.evaluates_on_rank_0, 2, True)
     assert [line for result in results for line in verdict_lines(result)] == []
 
 
 def test_an_undeclared_evaluation_on_rank_0_alone_is_explained(run_ranks):
-    """The verdict on an undeclared evaluation of rank 0 alone gives `eval_ranks=[0]` as the remedy."""
+    """The verdict on an undeclared evaluation of rank 0 alone gives `uneven_eval='off'` as the remedy."""
     results = run_ranks(loops.evaluates_on_rank_0, 2, False, expect=None)
     for result in results:
         assert "rank 0 began evaluation" in result.output, result
-        assert "attach(..., eval_ranks=[0])" in "\n".join(verdict_lines(result)), result
+        assert "attach(..., uneven_eval='off')" in "\n".join(verdict_lines(result)), result
 
 
 @pytest.mark.parametrize(("mode", "warnings"), [("warn", 1), ("allow", 0)])

@@ -22,7 +22,7 @@ TWO = [
     Case([[9, 7], [3, 4]], evaluate_after=2),
     *(Case([[6, 5], [4, 5]], policy, sharded=True) for policy in ("stop", "repeat")),
     *(Case([[4, 5]], kind=kind) for kind in ("dict", "encoding", "namedtuple")),
-    *(Case([[9, 7]], "stop", options={"lookahead": ahead}) for ahead in (1, 2, 3, 16)),
+    *(Case([[9, 7]], "stop", options={"LOOKAHEAD": ahead}) for ahead in (1, 2, 3, 16)),
 ]
 LEFT = Case([[9, 7], [5, 8]], leave_after=3, loader={"num_workers": 2, "multiprocessing_context": "fork"})
 WORKERS = [  # persistent workers keep the first epoch's numbers

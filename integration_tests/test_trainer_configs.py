@@ -16,6 +16,7 @@ from accelerate.utils.deepspeed import HfDeepSpeedConfig
 from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
 from transformers.optimization import get_scheduler
 
+from countoff._adapter.declared_schedules import declared_ending
 from countoff.plan.checks import check_job
 from countoff.plan.readers import transformers as reader
 from countoff.plan.readers.transformers import TRAINING_ARGUMENTS
@@ -50,14 +51,18 @@ CASES = [
 ]
 
 
-def real_factors(name: str, options: dict[str, Any], warmup: int) -> list[float]:
-    """The factor of each step, as transformers' own scheduler sets it."""
+def real_scheduler(name: str, options: dict[str, Any], warmup: int) -> Any:
+    """transformers' own scheduler."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=RATE)
-    scheduler = get_scheduler(name, optimizer, warmup, RUN, scheduler_specific_kwargs=dict(options))
+    return get_scheduler(name, optimizer, warmup, RUN, scheduler_specific_kwargs=dict(options))
+
+
+def factors_of(scheduler: Any) -> list[float]:
+    """The factor of each step, as the scheduler sets it."""
     factors: list[float] = []
     for _ in range(RUN):
-        factors.append(optimizer.param_groups[0]["lr"] / RATE)
-        optimizer.step()
+        factors.append(scheduler.optimizer.param_groups[0]["lr"] / RATE)
+        scheduler.optimizer.step()
         scheduler.step()
     return factors
 
@@ -65,20 +70,27 @@ def real_factors(name: str, options: dict[str, Any], warmup: int) -> list[float]
 @pytest.mark.filterwarnings("ignore:Both num_training_steps and num_stable_steps are specified:UserWarning")
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_schedule_is_that_of_transformers(name: str) -> None:
-    """At each step, each schedule has the learning rate that the real scheduler sets."""
+    """A file, and the real scheduler that is made from it, declare one warm-up and one end, and the rates have them."""
     cases = [(options, warmup) for case, options, warmup in CASES if case == name]
     assert len(cases) >= 4
+    known = 0
     for options, warmup in cases:
         data = {"lr_scheduler_type": name, "lr_scheduler_kwargs": options, "learning_rate": RATE, **warmup}
         schedule = reader.read({"max_steps": RUN, **data}).schedule
         assert schedule is not None
         steps = math.ceil(warmup["warmup_ratio"] * RUN) if "warmup_ratio" in warmup else int(warmup["warmup_steps"])
-        assert name == "constant" or schedule.warmup_steps == steps
-        factors = [schedule.factor(step) for step in range(RUN)]
-        assert factors == pytest.approx(real_factors(name, options, steps), abs=1e-12), (options, warmup)
-        later = reader.read({"num_train_epochs": 1, **data}).schedule
-        assert later is not None
-        assert later.planned_for(RUN) == schedule
+        ending, scheduler = schedule.in_run(RUN), real_scheduler(name, options, steps)
+        assert name == "constant" or ending.warmup_ticks == steps
+        live = declared_ending(scheduler)
+        if live is not None and live.kind != "full":
+            known += 1
+            assert (live.tick, live.warmup_ticks) == (ending.tick, ending.warmup_ticks), (options, warmup)
+        factors = factors_of(scheduler)
+        if name != "cosine_warmup_with_min_lr":  # its warm-up is one step ahead
+            assert factors[ending.warmup_ticks] == pytest.approx(max(factors)), (options, warmup)
+        if ending.tick < RUN:
+            assert factors[ending.tick] == pytest.approx(ending.rate, abs=1e-12), (options, warmup)
+    assert bool(known) == (name not in ("constant", "constant_with_warmup", "inverse_sqrt"))
 
 
 def test_every_scheduler_of_transformers_is_known() -> None:

@@ -119,7 +119,7 @@ REMEDIES = {
         samples=80, evals=[16], args={"eval_strategy": "steps", "eval_steps": 5, "dataloader_drop_last": True}
     ),
     "leave split_batches off": Job(samples=80, args={"accelerator_config": {"split_batches": False}}),
-    "Countoff(fingerprint_batches=0)": Job(samples=80, options={"fingerprint_batches": 0}),
+    "Countoff(compare_data=False)": Job(samples=80, options={"compare_data": False}),
 }
 
 

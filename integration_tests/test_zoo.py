@@ -20,14 +20,14 @@ def test_healthy_programs(family, tmp_path):
     programs = [each for each in programs_of(family) if not each.nightly]
     if not programs:
         pytest.skip(f"{FAMILIES[family]} is not installed")
-    _assert_healthy(programs, tmp_path, ("off", "on", "stop", "watched"))
+    _assert_healthy(programs, tmp_path, ("off", "on", "stop", "own"))
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_rest_of_the_zoo(family, tmp_path):
     """The same for programs that take long, and for all programs where short ranks repeat batches."""
-    _assert_healthy([each for each in programs_of(family) if each.nightly], tmp_path, ("off", "on", "stop", "watched"))
+    _assert_healthy([each for each in programs_of(family) if each.nightly], tmp_path, ("off", "on", "stop", "own"))
     _assert_healthy([each for each in programs_of(family) if "repeat" in each.modes], tmp_path, ("off", "repeat"))
 
 

@@ -20,6 +20,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from countoff.transformers import Countoff
 from integration_tests import devices
 from integration_tests.accelerate_jobs import CountingSGD, SizedStream, Stream
+from integration_tests.constants import taken
 from integration_tests.jobs import BATCH_SIZE, digits, own_rank, weights
 from integration_tests.objects import assert_gone, differences, seen, trace
 
@@ -194,7 +195,7 @@ class Job:
         scheduler = (
             LambdaLR(optimizer, functools.partial(falling, num_training_steps=self.horizon)) if self.horizon else None
         )
-        countoff = None if self.options is None else Countoff(**self.options)
+        countoff = None if self.options is None else Countoff(**taken(self.options))
         truth = Truth()
         callbacks: list[TrainerCallback] = [truth, *([countoff] if countoff else [])]
         if self.stop is not None:

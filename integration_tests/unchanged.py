@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from sklearn.datasets import load_digits
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 BATCH_SIZE, BATCHES = 8, 6
 RANK, RANKS = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
@@ -195,16 +195,14 @@ def with_accelerate(directory: str) -> None:
 def with_torch(directory: str) -> None:
     """A loop of its own. It steps after every fourth batch, so a short rank makes as many steps as the others."""
     del directory
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
     torch.distributed.init_process_group("gloo")
     for short in (False, True):
         module = linear()
         model = torch.nn.parallel.DistributedDataParallel(module)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        stream, kind = Stream(14 - (short and RANK == RANKS - 1)), StatefulDataLoader if short else DataLoader
+        stream = Stream(14 - (short and RANK == RANKS - 1))
         for _ in range(2):
-            for number, batch in enumerate(kind(stream, batch_size=BATCH_SIZE), 1):
+            for number, batch in enumerate(DataLoader(stream, batch_size=BATCH_SIZE), 1):
                 if number % 4:
                     with model.no_sync():
                         loss_of(model, batch).backward()
@@ -214,59 +212,6 @@ def with_torch(directory: str) -> None:
                     optimizer.zero_grad()
             optimizer.zero_grad()
         weigh(module)
-    torch.distributed.destroy_process_group()
-
-
-def with_gloo_alone() -> Any:
-    """DeepSpeed on CPUs, without collectives of its own, which it would compile for minutes when a first job begins."""
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    import deepspeed
-
-    ops: Any = deepspeed.ops
-    ops.__compatible_ops__ = {}
-    return deepspeed
-
-
-def with_deepspeed(directory: str) -> None:
-    """A loop around an engine, first over its own loader. A short rank makes as many steps as the others."""
-    del directory
-    deepspeed, batches = with_gloo_alone(), 13
-    config = {
-        "train_micro_batch_size_per_gpu": BATCH_SIZE,
-        "gradient_accumulation_steps": 4,
-        "zero_optimization": {"stage": 1},
-        "zero_allow_untested_optimizer": True,  # SGD
-    }
-    images, labels = load_digits(return_X_y=True)
-    samples = RANKS * batches * BATCH_SIZE
-    digits = TensorDataset(torch.tensor(images[:samples], dtype=torch.float32) / 16, torch.tensor(labels[:samples]))
-    for short in (False, True):
-        module = linear()
-        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-        engine, _, own, _ = deepspeed.initialize(model=module, optimizer=optimizer, config=config, training_data=digits)
-        stream = Stream(batches - (RANK == RANKS - 1))
-        for epoch in range(2):
-            own.data_sampler.set_epoch(epoch)
-            for batch in DataLoader(stream, batch_size=BATCH_SIZE) if short else own:
-                engine.backward(loss_of(engine, batch))
-                engine.step()
-        weigh(module)
-    torch.distributed.destroy_process_group()
-
-
-def with_nothing(directory: str) -> None:
-    """A loop that averages its gradients by itself."""
-    del directory
-    torch.distributed.init_process_group("gloo")
-    model = linear()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for batch in loader(short=False):
-        optimizer.zero_grad()
-        loss_of(model, batch).backward()
-        for parameter in model.parameters():
-            torch.distributed.all_reduce(parameter.grad)
-        optimizer.step()
-    weigh(model)
     torch.distributed.destroy_process_group()
 
 

@@ -148,7 +148,7 @@ def train(training: Training) -> dict[str, Any]:
     loader = DataLoader(dataset, BATCH_SIZE, sampler=DistributedSampler(dataset, **replicas))
     handle = None
     if training.options is not None:
-        options: dict[str, Any] = {"fingerprint_batches": 0, **training.options}
+        options: dict[str, Any] = {"compare_data": False, **training.options}
         handle = attach(train=loader, optimizer=optimizer, model=model, **options)
     with handle.uncounted() if training.uncounted and handle is not None else contextlib.nullcontext():
         _epochs(training, model, optimizer, loader)
@@ -255,8 +255,9 @@ def hold_models(wrapped: str, cases: Sequence[str]) -> list[dict[str, str]]:
 
     Args:
         wrapped: How the model is wrapped; see `Training`.
-        cases: What the last rank does after that: `frozen` or `dtype`; what all ranks do before it: `alike`; or nothing
-            (an empty text). With `allowed` at the end, ranks are to differ.
+        cases: What the last rank does after that: `frozen` or `dtype`; what it does before that: `renamed`, by a module
+            around the model; what all ranks do before that: `alike`; or nothing (an empty text). With `allowed` at the
+            end, ranks are to differ.
     """
     devices.join()
     images, labels = digits()
@@ -265,15 +266,18 @@ def hold_models(wrapped: str, cases: Sequence[str]) -> list[dict[str, str]]:
         bare = build()
         if case == "alike":
             dict(bare.named_parameters())["3.bias"].requires_grad_(False)
+        odd = own_rank() == dist.get_world_size() - 1
+        if case == "renamed" and odd:
+            bare = torch.nn.Sequential(bare)
         model = wrap(wrapped, bare, ())
-        if own_rank() == dist.get_world_size() - 1:
+        if odd:
             if case.startswith("frozen"):
                 dict(getattr(model, "module", model).named_parameters())["3.bias"].requires_grad_(False)
             elif case == "dtype":
                 model.to(torch.bfloat16)
         dataset = TensorDataset(images[:80], labels[:80])
         loader = DataLoader(dataset, BATCH_SIZE, sampler=DistributedSampler(dataset))
-        levels: dict[str, Any] = {"ModelMismatch": "off"} if case.endswith("allowed") else {}
+        levels: dict[str, Any] = {"PlanMismatch": "off"} if case.endswith("allowed") else {}
         with attach(train=loader, model=model, levels=levels) as handle:
             for _ in loader:
                 pass

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from countoff.core.protocol.records import RECORD_BYTES
 from countoff.core.state import State
 from countoff.core.store.channel import Channel, decode, encode
 from countoff.core.store.gathering import Pollable
@@ -24,8 +23,8 @@ class FakeStore(Channel):
         self.values: dict[str, bytes] = {}
         self._whole = None
 
-    def set(self, key: str, record: Mapping[str, Any], most: int = RECORD_BYTES) -> None:
-        self.values[key] = encode(record, most).encode()
+    def set(self, key: str, record: Mapping[str, Any]) -> None:
+        self.values[key] = encode(record).encode()
 
     def claim(self, key: str, record: Mapping[str, Any]) -> dict[str, Any]:
         return decode(self.values.setdefault(key, encode(record).encode()))
@@ -36,8 +35,8 @@ class FakeStore(Channel):
     def get(self, key: str) -> dict[str, Any]:
         return decode(self.values[key])
 
-    def get_many(self, keys: Sequence[str], most: int = RECORD_BYTES) -> list[dict[str, Any]]:
-        return [decode(self.values[key], most) for key in keys]
+    def get_many(self, keys: Sequence[str]) -> list[dict[str, Any]]:
+        return [decode(self.values[key]) for key in keys]
 
     def add(self, key: str, amount: int) -> int:
         total = int(self.values.get(key, b"0")) + amount

@@ -1,10 +1,8 @@
 """The other ranks, for a check that is tested by itself."""
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from countoff.core.checks.collectives import Issued, Recorded
 from countoff.core.protocol.records import Records
 from countoff.core.verdict import Verdict
 
@@ -19,28 +17,13 @@ class KeptRecords:
     Attributes:
         reported: The records of this rank.
         found: What the check found.
-        groups: What this rank has issued in its process groups.
     """
 
     def __init__(self, standing: Mapping[str, Any] | None = None, speaker: Any = None) -> None:
         self.speaker = speaker
-        self.began = time.time()
-        self.groups: Mapping[str, Issued] = {}
         self.reported: list[Any] = []
         self.found: list[Verdict] = []
-        self.groups_sought = 0
         self._standing = standing
-
-    def issued(self) -> Callable[[], Mapping[str, Issued]]:
-        read = self.groups
-        return lambda: read
-
-    def find_groups(self) -> None:
-        self.groups_sought += 1
-
-    def recorded(self, group: str, begin: int) -> Recorded | None:
-        del group, begin
-        return None
 
     def compare(
         self, key: str, record: Callable[[], Mapping[str, Any]], judge: Callable[[Mapping[str, Any]], Verdict | None]
@@ -53,11 +36,11 @@ class KeptRecords:
     def report(
         self,
         name: str,
-        record: Mapping[str, Any],
+        record: Callable[[], Mapping[str, Any]],
         judge: Callable[[Records], Iterable[Verdict | None]],
         *,
         owed: bool = True,
         after: Sequence[str] = (),
     ) -> None:
         del name, judge, owed, after
-        self.reported.append(dict(record))
+        self.reported.append(dict(record()))

@@ -2,13 +2,11 @@
 
 import contextlib
 import json
-import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 
@@ -34,7 +32,6 @@ class Receiver(ThreadingHTTPServer):
 
     Args:
         answer: Answers a request.
-        certificate: A file with the key and the certificate for HTTPS; None for HTTP.
 
     Attributes:
         requests: What was sent until now.
@@ -42,7 +39,7 @@ class Receiver(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, answer: Callable[[BaseHTTPRequestHandler], None], certificate: Path | None = None) -> None:
+    def __init__(self, answer: Callable[[BaseHTTPRequestHandler], None]) -> None:
         self.requests: list[Request] = []
 
         class Handler(BaseHTTPRequestHandler):
@@ -57,12 +54,6 @@ class Receiver(ThreadingHTTPServer):
 
         requests = self.requests
         super().__init__(("127.0.0.1", 0), Handler)
-        self._scheme = "http"
-        if certificate is not None:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(certificate)
-            self.socket = context.wrap_socket(self.socket, server_side=True)
-            self._scheme = "https"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Prints nothing: a client may go away."""
@@ -75,7 +66,7 @@ class Receiver(ThreadingHTTPServer):
     @property
     def url(self) -> str:
         """Where it listens."""
-        return f"{self._scheme}://{self.place}"
+        return f"http://{self.place}"
 
     @property
     def bodies(self) -> list[Any]:
@@ -114,11 +105,9 @@ def talks_nonsense(handler: BaseHTTPRequestHandler) -> None:
 
 
 @contextlib.contextmanager
-def receiving(
-    answer: Callable[[BaseHTTPRequestHandler], None] = accepts, certificate: Path | None = None
-) -> Iterator[Receiver]:
+def receiving(answer: Callable[[BaseHTTPRequestHandler], None] = accepts) -> Iterator[Receiver]:
     """A server that runs until the block ends."""
-    with Receiver(answer, certificate) as server:
+    with Receiver(answer) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
         thread.start()
         try:

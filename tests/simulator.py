@@ -1,24 +1,19 @@
 """Simulated ranks: the real guard, log view, speaker and roll call of each, moved by hand over a store in memory.
 
 A rank has three actors, as in a process: its training loop, its speaker and its listener. `play` moves each of them at
-a pace of its own, so entries of the log reach every rank in order but after a random delay. Where the ranks of a host
-have one voice, each voice is an actor too.
+a pace of its own, so entries of the log reach every rank in order but after a random delay.
 """
 
-import json
-import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
+from unittest import mock
 
-from countoff.core import FitPlan, Guard, Settings, Verdict
+from countoff.core import FitPlan, Guard, Settings, Verdict, constants
 from countoff.core.checks.check import FitStart
-from countoff.core.checks.length import WRONG_LENGTH
+from countoff.core.checks.framework import WRONG_LENGTH
 from countoff.core.ending.table import publish_table, with_table
-from countoff.core.store.channel import Channel
-from countoff.core.store.voice import Voice
-from countoff.core.store.voiced import VoicedChannel, VoiceLostError, Way
 from countoff.core.threads.even_pass import EvenPass
 from countoff.core.threads.member import Member
 from tests.fake_store import FakeStore
@@ -28,9 +23,6 @@ _SYNC = "sync"
 _TRAINER, _READER = 1, 2
 """Two threads of a rank: one trains, the other one reads the loader for it."""
 _TURNS_PER_HEARTBEAT = 50
-_PAUSE_TURNS = 30
-_IDLE_ROUNDS = 4
-"""A voice keeps a report back for two of its turns, and does not look again for what was not there for one."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +61,7 @@ class Program:
         plan: The plan that it reports at the start of the fit.
         sanity: Batches per loader of an evaluation before the first epoch; empty: there is no such evaluation.
         eval_spare: Unused batches in the loaders of evaluations; a limit then stops the evaluations.
-        evaluates: Whether it is one of the `eval_ranks`.
+        evaluates: Whether it evaluates.
         ahead: Batches that it fetches ahead; 0: it does not fetch ahead.
         rate: Its learning rate.
         impatient: Whether it does not wait for the result of the roll call, as after its deadline.
@@ -104,113 +96,18 @@ class Job:
     Attributes:
         programs: One for each rank.
         synced: Whether every batch has a collective of the model, in which each rank waits for all others.
-        eval_ranks: As in the settings.
         uneven_eval: As in the settings.
-        tick_batches: As in the settings.
+        tick_batches: `constants.TICK_BATCHES`.
         uneven_train: As in the settings.
-        lookahead: As in the settings.
-        per_host: Ranks of each host, which have one voice; 0: each rank speaks for itself.
-        voices_lost: After how many turns the voices of which hosts are lost.
-        voices_paused: After how many turns the voices of which hosts answer nothing for 30 turns. A rank that asks in
-            that time speaks for itself from then on.
+        lookahead: `constants.LOOKAHEAD`.
     """
 
     programs: tuple[Program, ...]
     synced: bool = False
-    eval_ranks: tuple[int, ...] | None = None
-    uneven_eval: Literal["raise", "warn", "allow", "stop"] = "raise"
+    uneven_eval: Literal["raise", "warn", "allow", "off", "stop"] = "raise"
     tick_batches: int = 3
     uneven_train: Literal["raise", "stop", "repeat"] = "raise"
     lookahead: int = 4
-    per_host: int = 0
-    voices_lost: Mapping[int, int] = field(default_factory=dict[int, int])
-    voices_paused: Mapping[int, int] = field(default_factory=dict[int, int])
-
-
-class SimulatedHost:
-    """The voice of the ranks of one host, moved by hand over a store in memory."""
-
-    def __init__(self, number: int, store: FakeStore, turns_left: float, pauses_at: float) -> None:
-        self._store = store
-        self._turns = 0
-        self._turns_left = turns_left
-        self._pauses_at = pauses_at
-        self.alone: set[int] = set()  # ranks that speak for themselves
-        self.owed: set[int] = set()  # those that have yet to look for late answers
-        self._wanted: list[int] = []
-        self._voice = Voice(store, number, self._wanted.append, every=1.0, clock=lambda: self._turns / 100)
-        self.number = store.add("voices", 1)
-        self.lost = False
-
-    def channel(self, rank: int) -> VoicedChannel:
-        """A channel of a rank of this host."""
-        self._voice.join(rank)
-        return VoicedChannel(Way(_Line(self, rank), rank, self.number, ("192.0.2.1", "192.0.2.1"), lambda: self._store))
-
-    def answer(self, rank: int, request: Sequence[Any], reply: Callable[[Any], object]) -> None:
-        """Answers a request of a rank, unless the voice is lost."""
-        if self.lost:
-            raise VoiceLostError("its process is gone")
-        if self.paused:
-            raise VoiceLostError("it does not answer in time")
-        self._voice.answer(rank, json.loads(json.dumps(request)), lambda answer: reply(json.loads(json.dumps(answer))))
-
-    @property
-    def paused(self) -> bool:
-        """Whether the voice answers nothing for now."""
-        return not self.lost and self._pauses_at <= self._turns < self._pauses_at + _PAUSE_TURNS
-
-    def run(self) -> bool:
-        """Writes what is due, and hears one entry of the log; whether there was one."""
-        self._turns += 1
-        self.lost = self.lost or self._turns > self._turns_left
-        if self.lost or self.paused:
-            return self.paused
-        self._voice.tend()
-        if not self._wanted or not self._store.has(f"log/{self._wanted[0]}"):
-            return False
-        index = self._wanted.pop(0)
-        self._voice.hear(index, self._store.get(f"log/{index}"))
-        return True
-
-
-class _Line:
-    """The requests of one rank to the voice of its host."""
-
-    def __init__(self, host: SimulatedHost, rank: int) -> None:
-        self._host = host
-        self._rank = rank
-        self._late: list[Sequence[Any]] = []
-
-    def ask(self, request: Sequence[Any]) -> Any:
-        """Returns the answer, which is there at once."""
-        answers: list[Any] = []
-        try:
-            self._host.answer(self._rank, request, answers.append)
-        except VoiceLostError:
-            self._late.append(request)  # it has come to the voice, which answers it once it goes on
-            raise
-        [answer] = answers
-        return answer
-
-    def leave(self) -> None:
-        """Leaves the voice, behind what it has not answered."""
-        self._late.append(["leave"])
-        self._host.alone.add(self._rank)
-        self._host.owed.add(self._rank)
-
-    def late_answers(self) -> dict[str, Any]:
-        """Returns what the voice answers once it goes on."""
-        if self._host.paused:
-            return {}
-        late, self._late = self._late, []
-        self._host.owed.discard(self._rank)
-        if self._host.lost:
-            return {"over": bool(late)}
-        return {request[0]: self.ask(request) for request in late}
-
-    def shut(self) -> None:
-        """Does nothing."""
 
 
 class _LoopEnded(Exception):
@@ -220,16 +117,13 @@ class _LoopEnded(Exception):
 class Rank:
     """One simulated rank."""
 
-    def __init__(self, job: Job, rank: int, store: FakeStore, host: SimulatedHost | None = None) -> None:
+    def __init__(self, job: Job, rank: int, store: FakeStore) -> None:
         self.program = job.programs[rank]
         chosen = Settings(
             uneven_train=job.uneven_train,
-            lookahead=job.lookahead,
             uneven_eval=job.uneven_eval,
-            eval_ranks=job.eval_ranks,
-            tick_batches=job.tick_batches,
             deadline_seconds=1e6,
-            levels={"HostsDiffer": "off"},  # read on a thread of its own
+            levels={"VersionMismatch": "off"},  # all ranks are of this host
         )
         object.__setattr__(chosen, "on_divergence", "warn")  # raising waits for the printed table
         self._settings = chosen
@@ -241,10 +135,6 @@ class Rank:
         self.speaker = self.member.speaker
         self.speaker.link.busy_since = 1.0  # the store is slow: marks do not wait for it
         self.store = store
-        self._host = host
-        self._channel: Channel = store if host is None else host.channel(rank)
-        self._heard: list[dict[str, Any]] = []
-        self._waits_for = -1
         self.taken: list[list[int]] = []
         self.begun_again: list[int] = []
         self.collectives = 0
@@ -257,8 +147,6 @@ class Rank:
         self._chance = None if self.program.reader is None else random.Random(self.program.reader)
         self._synced = job.synced
         self._script = self._run()
-        if host is not None:
-            self.speaker.link.heartbeats.host = str(host.number)
         self.speaker.hand(self.speaker.link.heartbeats.introduce)
 
     def train(self, ranks: Sequence["Rank"]) -> bool:
@@ -285,42 +173,24 @@ class Rank:
         queued = not self.state.outbox.empty()
         self._turns += 1
         heartbeat_due = self._turns % _TURNS_PER_HEARTBEAT == 1
-        answer_due = self._host is not None and not self._host.paused and self.state.rank in self._host.owed
-        if not (queued or pending or heartbeat_due or answer_due):
+        if not (queued or pending or heartbeat_due):
             return False
-        speaker.turn(self._channel)
-        speaker.look(self._channel)
+        speaker.turn(self.store)
+        speaker.look(self.store)
         if heartbeat_due:
-            speaker.link.heartbeats.send(self._channel, speaker.link.passed)
-            speaker.link.heartbeats.report_silence(self._channel, self.state)
-        speaker.link.heartbeats.prune(self._channel)
-        return queued or answer_due or len(speaker.pending) != pending
+            speaker.link.heartbeats.send(self.store, speaker.link.passed)
+            speaker.link.heartbeats.report_silence(self.store, self.state)
+        speaker.link.heartbeats.prune(self.store)
+        return queued or len(speaker.pending) != pending
 
     def run_listener(self) -> bool:
         """Receives the next entry of the log; whether there was one."""
         line = self.speaker.link
         index = line.read
-        if self.state.end is not None:
-            return False
-        if self._host is not None and not self._host.lost and self.state.rank not in self._host.alone:
-            return not self._host.paused and self._hear(self._host)
-        line.arrived()  # it waits for nothing from a voice any more
-        if not self.store.has(f"log/{index}"):
+        if self.state.end is not None or not self.store.has(f"log/{index}"):
             return False
         line.receive(index, self.store.get(f"log/{index}"))
         return True
-
-    def _hear(self, host: SimulatedHost) -> bool:
-        """Receives the entry for which it has asked its voice, if that has it, and asks for the next one."""
-        line, heard = self.speaker.link, bool(self._heard)
-        if heard:
-            line.arrived()
-            line.receive(self._waits_for, self._heard.pop())
-            self._waits_for = -1
-        if self._waits_for < 0:
-            self._waits_for = line.await_next()
-            host.answer(self.state.rank, ["wait", f"log/{self._waits_for}"], self._heard.append)
-        return heard
 
     def _run(self) -> Iterator[str]:
         """A plain training loop that calls the guard; between any two of its calls, other ranks may act."""
@@ -446,7 +316,7 @@ class Rank:
                 self.guard.eval_loader(loader)
             for batch in range(1, batches + 1):
                 if len(loaders) == 1:
-                    yield from self._batch(batch, batches + spare, synced=self.guard._settings.eval_ranks is None)
+                    yield from self._batch(batch, batches + spare, synced=self.guard._settings.uneven_eval != "off")
                 else:  # only the end of a single loader is the end of the evaluation
                     self.guard.batch()
                     yield "batch"
@@ -456,23 +326,22 @@ class Rank:
 
 def play(job: Job, seed: int) -> list[Rank]:
     """Runs the job until no rank can make progress. Each rank and each of its threads has a pace of its own."""
+    with mock.patch.multiple(constants, TICK_BATCHES=job.tick_batches, LOOKAHEAD=job.lookahead):
+        return _play(job, seed)
+
+
+def _play(job: Job, seed: int) -> list[Rank]:
     store, chance = FakeStore(), random.Random(seed)
-    world = range(len(job.programs))
-    hosts = [
-        SimulatedHost(place + 1, store, job.voices_lost.get(place, math.inf), job.voices_paused.get(place, math.inf))
-        for place in range(-(-len(world) // job.per_host) if job.per_host else 0)
-    ]
-    ranks = [Rank(job, rank, store, hosts[rank // job.per_host] if hosts else None) for rank in world]
+    ranks = [Rank(job, rank, store) for rank in range(len(job.programs))]
     actors = [
         actor for rank in ranks for actor in (lambda rank=rank: rank.train(ranks), rank.run_speaker, rank.run_listener)
     ]
-    actors += [host.run for host in hosts]
     pace = [chance.choice((1, 30, 1000)) for _ in actors]
-    idle = 0
-    while idle < (_IDLE_ROUNDS if hosts else 1):
+    moving = True
+    while moving:
         for actor in chance.choices(actors, pace, k=len(actors) * chance.choice((1, 20))):
             actor()
-        idle = 0 if sum(actor() for actor in actors) else idle + 1  # every actor gets a turn
+        moving = sum(actor() for actor in actors) > 0  # every actor gets a turn
     return ranks
 
 

@@ -18,23 +18,23 @@ import pytest
 
 from countoff._torchtitan.config import wrong_horizons
 from countoff.core import LoaderFacts, Settings, Verdict, software
-from countoff.core.checks import collectives, datasets, hosts, judge, late, model, resume, short, splits, weights
 from countoff.core.checks import data as identity
+from countoff.core.checks import judge, late, resume, short, splits, versions, weights
 from countoff.core.checks.check import FitStart
 from countoff.core.checks.even import EvenCheck, judge_lengths, repeated, truncated
-from countoff.core.checks.horizon import Horizon, RunLength, guessed_horizon, run_out, wrong_horizon
+from countoff.core.checks.horizon import Horizon, RunLength, run_out, wrong_horizon
 from countoff.core.checks.learning_rates import SchedulePlan, judge_schedules, rate_mismatch
 from countoff.core.checks.lost import DIED, LEFT, STOPPED, lost_host, lost_rank, lost_store, unprotected, victim
 from countoff.core.checks.micro_batches import compare_micro_batches
-from countoff.core.checks.plan import PlanCheck, judge_even_settings, judge_plans
+from countoff.core.checks.model import SharedModel, judge_models
+from countoff.core.checks.plan import PlanCheck, judge_plans, judge_rows, judge_settings
 from countoff.core.checks.rank_map import judge_dp_ranks
-from countoff.core.checks.settings import judge_tick_batches
 from countoff.core.checks.stalled import ENDED, judge_before_fit, judge_stall
 from countoff.core.checks.steps import compare_steps
 from countoff.core.checks.streams import StreamFacts, judge_streams
 from countoff.core.checks.uneven import nothing_to_repeat
 from countoff.core.checks.versions import judge_versions
-from countoff.core.counts.curves import Ending
+from countoff.core.counts.schedules import Ending
 from countoff.core.ending.shutdown import print_to_stderr, print_warning
 from countoff.core.ending.table import publish_table, with_table
 from countoff.core.protocol.counters import SpanCounters, UnusedBatches
@@ -193,12 +193,14 @@ def plans() -> Iterator[Situation]:
     rows = [row(rank, None, 0, "between spans") for rank in range(3)]
     one = judge_plans({0: {"batch_size": 8}, 1: {"batch_size": 4}, 2: {"batch_size": 8}})
     yield Situation("PlanMismatch", "batch_size differs, on 3 ranks", lambda _: one, rows, ["torch"])
-    plans = [FitPlan(batches_per_epoch=12 - (rank == 2)).to_json() for rank in range(3)]
-    reports = {rank: {"plan": each, "rows": 96 - 8 * (rank == 2)} for rank, each in enumerate(plans)}
+    reports = {
+        rank: {"plan": FitPlan(batches_per_epoch=12 - (rank == 2), dataset_rows=96 - 8 * (rank == 2)).to_json()}
+        for rank in range(3)
+    }
     yield Situation(
         "PlanMismatch",
         "the ranks' datasets have different lengths",
-        lambda _: next(PlanCheck().compare_reports(reports, complete=True, refused=False)),
+        lambda _: next(PlanCheck(0).compare_reports(reports, complete=True, refused=False)),
         rows,
         ["lightning", "composer", "transformers"],
     )
@@ -240,7 +242,7 @@ def steps() -> Iterator[Situation]:
         able,
     )
     lengths = {
-        rank: [SchedulePlan("OneCycleLR", steps, 0.1, "000" if rank else "111").to_json()]
+        rank: [SchedulePlan.of("OneCycleLR", Ending("error", steps), begin=0, ticks=300).to_json()]
         for rank, steps in enumerate((300, 308))
     }
     yield Situation(
@@ -469,13 +471,12 @@ def evens() -> Iterator[Situation]:
     for name, one, other in (
         ("uneven_train", on, Settings()),
         ("uneven_eval", Settings(uneven_eval="stop"), Settings(uneven_eval="allow")),
-        ("lookahead", Settings(uneven_train="stop", lookahead=8), on),
     ):
         reports = {
             rank: EvenCheck(State(rank, 2, each, {})).report(FitStart(FitPlan(), {}), 500)
             for rank, each in enumerate((one, other))
         }
-        made = judge_even_settings(reports)
+        made = judge_settings(reports)
         yield situation("PlanMismatch", f"{name} differs, on 2 ranks", made, rows)
     yield situation("LateRank", "with uneven_train, a rank does not come to the roll call", late.needed([1]), rows[:1])
 
@@ -525,41 +526,20 @@ def data() -> Iterator[Situation]:
 
 def models() -> Iterator[Situation]:
     """Models that are not the same on all ranks that average their gradients."""
-    able = [adapter for adapter in ALL if "ModelMismatch" in WORDS[adapter].kinds]
-    names = [f"layers.{layer}.{part}" for layer in range(4) for part in ("weight", "bias")]
-    whole = [model.Parameter(name, "(16, 16) torch.float32", needs_gradient=True) for name in names]
-    frozen = [each._replace(needs_gradient=not each.name.startswith("layers.3")) for each in whole]
-    half = [each._replace(form=each.form.replace("float32", "bfloat16")) for each in whole]
-    cases = {
-        "a rank has frozen a layer after wrapping": [whole, whole, frozen, whole],
-        "a rank has another dtype": [whole, whole, half, whole],
-        "a rank has no head": [whole, whole, whole[:-2], whole],
-    }
-    for title, held in cases.items():
-        shared = [model.SharedModel((0, 1, 2, 3), each) for each in held]
-        records = {rank: {"models": [each.to_json()]} for rank, each in enumerate(shared)}
-        known = {records[0]["models"][0]["of"]: shared[0]}
-        yield Situation(
-            "ModelMismatch",
-            title,
-            lambda _, records=records, known=known: next(model.judge_models(records, known)),
-            adapters=able,
-        )
+    whole = [(256 if part else 16, "(16, 16) torch.float32", True) for _ in range(4) for part in range(2)]
+    frozen = [(numbers, form, number < 6) for number, (numbers, form, _) in enumerate(whole)]
+    half = [(numbers, form.replace("float32", "bfloat16"), needs) for numbers, form, needs in whole]
+    cases = {"a rank has frozen a layer after wrapping": frozen, "a rank has another dtype": half}
+    for title, odd in {**cases, "a rank has no head": whole[:-2]}.items():
+        held = {rank: SharedModel.of_ranks(range(4), odd if rank == 2 else whole) for rank in range(4)}
+        yield Situation("PlanMismatch", title, lambda _, held=held: judge_models(held))
 
 
 def held() -> Iterator[Situation]:
     """Datasets that samplers deal out, and that are not the same on all ranks."""
-    able = [adapter for adapter in ALL if "DatasetsDiffer" in WORDS[adapter].kinds]
-    whole = datasets.HeldDataset("", rows=90000, columns=["text", "label"])
-    cases = {
-        "a host has an old file": whole._replace(rows=90112),
-        "a rank has other columns": whole._replace(columns=["text", "labels"]),
-    }
-    for title, odd in cases.items():
-        records = {rank: {"held": [(odd if rank == 2 else whole).to_json()]} for rank in range(4)}
-        yield Situation(
-            "DatasetsDiffer", title, lambda _, records=records: datasets.judge_datasets(records), adapters=able
-        )
+    able = [adapter for adapter in ALL if "SplitLeak" in WORDS[adapter].kinds]
+    plans = {rank: {"dataset_rows": 90112 if rank == 2 else 90000} for rank in range(4)}
+    yield Situation("PlanMismatch", "a host has an old file", lambda _: judge_rows(plans), adapters=able)
 
 
 def leaks() -> Iterator[Situation]:
@@ -572,36 +552,10 @@ def leaks() -> Iterator[Situation]:
     yield Situation("SplitLeak", "a random split without a seed", lambda _: splits.judge_splits(samples), adapters=able)
 
 
-def issued() -> Iterator[Situation]:
-    """Collectives that not all ranks have issued."""
-    ticks = [collectives.Interval(1, 64 * tick) for tick in range(2, 12)]
-    doubted = ticks[3]
-    where = "between batches 256 and 320 of train epoch 0"
-    groups = {
-        "all": collectives.Issued(0, (0, 1, 2, 3), "in the group of all ranks", counts_messages=False),
-        "two": collectives.Issued(0, (0, 2), "in process group 3", counts_messages=False),
-    }
-    cases = {
-        "a rank has left out a metric": (groups["all"], {3: 127}),
-        "two of a group differ": (groups["two"], {2: 129}),
-    }
-    for title, (group, odd) in cases.items():
-        answers = {
-            rank: {tick: odd.get(rank, 128) if tick == doubted else 128 for tick in ticks} for rank in group.ranks
-        }
-        yield Situation(
-            "CollectivesDiffer",
-            title,
-            lambda _, answers=answers, group=group: collectives.judge_collectives(where, doubted, answers, group),
-            adapters=list(ALL),
-        )
-
-
 def dealt() -> Iterator[Situation]:
     """Streams that a framework deals out, in the words of that framework."""
     dealers = {"accelerate": "Accelerate", "transformers": "Accelerate", "lightning": _WRAPPER, "fabric": _WRAPPER}
     share = {"shares": 2, "said_by": "split_dataset_by_node"}
-    by_numbers = {"first_only": True, "rank_names": "self.rank", "ranks_names": "self.world_size"}
 
     def digests(*numbers: int) -> str:
         return "".join(f"{number:08x}" for number in numbers)
@@ -616,13 +570,11 @@ def dealt() -> Iterator[Situation]:
     rows = [{"contents": digests(first, first + 1), "length": 48, "whole": 96} for first in (0, 100)]
     shuffled = [{**each, "whole": 48} for each in rows]
     seeds = [{"seed": digests(seed)} for seed in (7, 7, 7, 8)]
-    filtered = [{**begins[rank], "sampler": True, "order": "shuffled", "length": 96 - rank} for rank in range(2)]
+    filtered = [{**begins[rank], "sampler": True, "shuffled": True, "length": 96 - rank} for rank in range(2)]
     overlapping = [{"prints": digests(*range(first, first + 12))} for first in (0, 4)]
     cases: list[tuple[str, str, list[dict[str, Any]], list[str]]] = [
         ("DoubleSharded", "a share by split_dataset_by_node", [share, share], prepared),
         ("DoubleSharded", "a share, read by rank 0 for all", [{**share, "first_only": True}] * 2, prepared),
-        ("DoubleSharded", "code that reads the rank, and rank 0 reads for all", [by_numbers] * 2, prepared),
-        ("DoubleSharded", "a rank in the dataset", begins, prepared),
         ("DoubleSharded", "a rank in the sampler", indices, wrapped),
         (
             "DoubleSharded",
@@ -721,13 +673,6 @@ def schedules() -> Iterator[Situation]:
 
     yield Situation("WrongHorizon", "a schedule made in steps", at_start, adapters=["accelerate"])
     yield Situation("WrongHorizon", "a schedule that has ended before an epoch", later, adapters=["accelerate"])
-    untold = RunLength(steps_per_epoch=99, epoch_batches=(198,), processes=2)
-    of_steps = Horizon("LambdaLR", replace(decay, tick=297), Fraction(2), "once per process")
-
-    def guessed(adapter: str) -> Verdict | None:
-        return guessed_horizon(of_steps, untold, why=module_of(adapter).TICKS)
-
-    yield Situation("WrongHorizon", "a schedule that was probably made in steps", guessed, adapters=["accelerate"])
     one_epoch = RunLength(1800, steps_per_epoch=600, epochs=3)
     accumulated = RunLength(150, steps_per_epoch=50, epochs=3, gradient_accumulation_steps=4)
     milestones = Ending("minimum", tick=80, rate=1e-4, peak=0.1, stepwise=True)
@@ -742,7 +687,6 @@ def schedules() -> Iterator[Situation]:
         ),
         "a rate that vanishes": (Horizon("ExponentialLR", Ending("vanished", 132, 1e-7, 0.1)), one_epoch),
         "a rate that rises again": (Horizon("CosineAnnealingLR", replace(decay, rises=True)), one_epoch),
-        "a rate below 0": (Horizon("LambdaLR", Ending("negative", 601, -1e-4, 0.1)), one_epoch),
         "an error": (Horizon("OneCycleLR", Ending("error", 600, 1e-6, 0.1)), one_epoch),
         "a warm-up that is longer than the run": (
             Horizon("LinearLR", Ending("full", 5000, 0.1, 0.1, warmup_ticks=5000)),
@@ -813,11 +757,11 @@ def others() -> Iterator[Situation]:
     watched = [adapter for adapter in able if adapter != "fabric"]
     later = lambda _: _unseen(has_loader=True, first=False)  # noqa: E731  # as short as the others
     yield Situation("UnseenLoader", "the loop goes on with another loader", later, adapters=watched)
-    versions = judge_versions({0: {"torch": "2.7.0"}, 1: {"torch": "2.8.0"}, 2: {"torch": "2.7.0"}})
-    yield Situation("VersionMismatch", "another torch on one host", lambda _: versions)
+    found = judge_versions({0: {"torch": "2.7.0"}, 1: {"torch": "2.8.0"}, 2: {"torch": "2.7.0"}})
+    yield Situation("VersionMismatch", "another torch on one host", lambda _: found)
     yield from hosts_differ()
-    ticks = judge_tick_batches({0: 64, 1: 32, 2: 64})
-    yield Situation("SettingsMismatch", "an environment variable on one host", lambda _: ticks)
+    weights = judge_settings({rank: PlanCheck(5 * rank).report(FitStart(FitPlan(), {}), 500) for rank in range(2)})
+    yield Situation("PlanMismatch", "weights_every is set on one host", lambda _: weights)
     yield Situation("LateRank", "a rank does not come to the roll call", missing)
 
 
@@ -831,24 +775,20 @@ def hosts_differ() -> Iterator[Situation]:
         for name, value in variables.items():
             patch.setenv(name, value)
         patch.setattr(software, "libraries", lambda: {"torch": "2.7.0", "NCCL": facts.get("nccl", "2.27.3")})
-        patch.setattr(software, "content_of", lambda path, began: path.encode())
-        return {**hosts.record_of({"train.py": facts.get("train", "usual")}, 0.0), "name": f"node-{rank}"}
+        return {**versions.record_of(), "name": f"node-{rank}"}
 
     def judged(variables: Mapping[str, str], facts: Mapping[str, str]) -> Verdict:
         with pytest.MonkeyPatch.context() as patch:
             records = {rank: told(patch, rank, {}) for rank in range(2)}
             records[2] = told(patch, 2, variables, **facts)
-        return next(hosts.judge_hosts(records, ["train.py"]))
+        return next(versions.judge_hosts(records))
 
-    ring, other = {"NCCL_ALGO": "Ring"}, {"train": "other"}
     cases: dict[str, tuple[Mapping[str, str], Mapping[str, str]]] = {
-        "a host has another variable and another script": (ring, other),
         "a host has another NCCL": ({}, {"nccl": "2.26.2"}),
-        "a host has another variable": (ring, {}),
-        "a host has another script": ({}, other),
+        "a host has another variable": ({"NCCL_ALGO": "Ring"}, {}),
     }
     for title, case in cases.items():
-        yield Situation("HostsDiffer", title, lambda _, case=case: judged(*case))
+        yield Situation("VersionMismatch", title, lambda _, case=case: judged(*case))
 
 
 def without_loaders() -> Iterator[Situation]:
@@ -895,7 +835,6 @@ SITUATIONS: Sequence[Situation] = [
     *models(),
     *held(),
     *leaks(),
-    *issued(),
     *schedules(),
     *processes(),
     *others(),

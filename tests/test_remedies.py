@@ -26,13 +26,13 @@ def sentences(remedies: Remedies) -> Iterator[str]:
 def test_data_remedies_say_how_to_turn_the_check_off() -> None:
     remedies = data_remedies(shares="shard.", order="seed.", option="attach({})")
     assert set(remedies) == {"DuplicateData", "PeersDiffer", "SameOrder"}
-    assert all("attach(fingerprint_batches=0)" in remedies[kind] for kind in ("DuplicateData", "PeersDiffer"))
+    assert all("attach(compare_data=False)" in remedies[kind] for kind in ("DuplicateData", "PeersDiffer"))
 
 
 def test_a_framework_that_shards_by_itself_has_remedies_for_what_it_deals_out() -> None:
     remedies = data_remedies(shares="shard.", order="seed.", option="attach({})", dealer="prepare()", undo="leave it")
     dealt: Remedies = {"DoubleSharded": remedies["DoubleSharded"], "StreamsDiffer": remedies["StreamsDiffer"]}
-    assert all("prepare()" in each and "attach(fingerprint_batches=0)" in each for each in sentences(dealt))
+    assert all("prepare()" in each and "attach(compare_data=False)" in each for each in sentences(dealt))
 
 
 def test_uneven_remedies_set_options_as_the_framework_does() -> None:
@@ -40,7 +40,7 @@ def test_uneven_remedies_set_options_as_the_framework_does() -> None:
     assert remedies[""].startswith("shard. Or let the job go on: with attach(uneven_train='stop'), ")
     assert uneven_remedies(train="shard.", option="attach({})", goes_on=False)[""] == "shard."
     assert "attach(uneven_eval='allow')" in remedies[EVALUATION]
-    assert "attach(eval_ranks=[0])" in remedies[WHO_EVALUATES]
+    assert "attach(uneven_eval='off')" in remedies[WHO_EVALUATES]
     assert remedies[WHO_EVALUATES].endswith(" evaluate after the same batch.")
     together = uneven_remedies(train="shard.", option="attach({})", together="Trainer(every=N)")
     assert together[WHO_EVALUATES].endswith(" evaluate after the same batch: Trainer(every=N).")

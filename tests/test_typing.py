@@ -22,7 +22,7 @@ attach(train=[1], stall_seconds=60, uneven_train="stop", levels={"Stalled": "rai
 attach(train=[1], stall_second=60)  # expected: stall_second
 attach(train=[1], uneven_train="halt")  # expected: uneven_train
 attach(train=[1], levels={"Stalled": "loud"})  # expected: levels
-attach_accelerate(None, train=[1], tick_batches="64")  # expected: tick_batches
+attach_accelerate(None, train=[1], weights_every="64")  # expected: weights_every
 version: str = countoff.core.__version__
 number: int = countoff.core.__version__  # expected: str
 """

@@ -48,7 +48,7 @@ def callbacks() -> list[object]:
     return [
         LightningCountoff(on_divergence="warn"),
         PytorchLightningCountoff(verdict_file=None),
-        FabricCountoff(lookahead=4),
+        FabricCountoff(compare_data=False),
         TransformersCountoff(trace_dir="runs/today"),
         attach_accelerate(None, train=[1]),
     ]
@@ -56,7 +56,7 @@ def callbacks() -> list[object]:
 
 def own_trainer(loader: list[int]) -> int:
     """A trainer of the user's own, with the calls of the guard."""
-    guard = Guard(Settings(tick_batches=8), rank=0, world_size=1)
+    guard = Guard(Settings(weights_every=8), rank=0, world_size=1)
     guard.fit_start(FitPlan(batches_per_epoch=len(loader), batch_size=1))
     guard.train_start(0)
     for _ in loader:

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from countoff.demo.devices import DeviceError, choose_device
-from integration_tests.devices import add_device_option
+from integration_tests.devices import DeviceError, add_device_option, choose_device
 from integration_tests.faults.cases import CANNOT, CASES, Case
 
 _RANKS = (2, 4, 8)

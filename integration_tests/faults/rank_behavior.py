@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
@@ -28,10 +27,6 @@ Without it, a busy machine may let a collective of the evaluation meet one of th
 The two have different sizes, and gloo aborts the process then.
 """
 _OF_ONE_DATASET = ("F29", "F30", "F31")
-_metrics: list[Any] = []
-"""The process group for metrics, and what is under way in it."""
-_LEFT_OUT_AT = 40
-"""The batch, from 0, in which a collective is left out: enough are alike before it."""
 AT = 3
 """The batch of the first epoch, from 0, at which most faults happen."""
 _PAUSE_SECONDS = float(os.environ.get("FAULTS_PAUSE_SECONDS", "2"))
@@ -152,8 +147,6 @@ class RankBehavior:
 
     def after_batch(self, epoch: int, number: int, model: Any) -> None:
         """What happens in this rank's loop after a batch of the model's training."""
-        if self.fault == "F27":
-            self._reduce_metric(number)
         time.sleep(self.pace_seconds * (3 if self.has("F10") else 1))
         if (epoch, number) == (0, 1):
             tell("training")
@@ -166,23 +159,6 @@ class RankBehavior:
         """What this rank does after an epoch: one rank writes a checkpoint, and the others wait for it in a barrier."""
         if self.has("F18") and not epoch:
             time.sleep(2 * _PAUSE_SECONDS)
-
-    def _reduce_metric(self, number: int) -> None:
-        """Begins to reduce a metric of the batch, and leaves that out once if this rank has the fault.
-
-        From there on, each of its metrics pairs with that of the batch before on its peers. The one that it is behind
-        by, it reduces in the end, as a longer job would.
-        """
-        if not number:
-            _metrics.append(dist.new_group())
-        at_end = number == self.batches - 1
-        times = 1 + self.mine * (at_end - (number == _LEFT_OUT_AT))
-        for _ in range(times):
-            _metrics.append(dist.all_reduce(torch.zeros(3), group=_metrics[0], async_op=True))
-        if not times:
-            stamp("fault")
-        for work in _metrics[1:] if at_end else ():
-            work.wait()
 
     def _strike(self, model: Any) -> None:
         if self.fault == "F24":
@@ -204,6 +180,8 @@ class RankBehavior:
         if self.fault == "F15":
             dataset = rows(self.batches)
             return DataLoader(dataset, batch_size=BATCH_SIZE, sampler=DistributedSampler(dataset, shuffle=True))
+        if self.fault == "F19":
+            return _dealt_out(_own_share(self.batches), sharded_over)
         if self.fault in _OF_ONE_DATASET:
             return _dealt_out(self._train_set(), sharded_over)
         kind = Samples if self.reported is None else SizedSamples
@@ -235,7 +213,7 @@ class RankBehavior:
 
 @functools.cache
 def _parts(batches: int, eval_batches: int, *, first: int) -> tuple[Subset[Any], Subset[Any]]:
-    """Splits one dataset. With no random generator: `Samples` would seem to hold it, and so to be shuffled by it."""
+    """Splits one dataset."""
     whole, share = rows(batches + eval_batches), batches * BATCH_SIZE * world_size()
     order = [*range(first, len(whole)), *range(first)]
     return Subset(whole, order[:share]), Subset(whole, order[share:])
@@ -246,6 +224,12 @@ def rows(batches: int, left_out: int = 0) -> TensorDataset:
     images, labels = digits()
     samples = batches * BATCH_SIZE * world_size() - left_out
     return TensorDataset(images[:samples], labels[:samples])
+
+
+def _own_share(batches: int) -> Subset[Any]:
+    """This rank's share of the digits, for so many batches on each rank if it is dealt out once more."""
+    whole, ranks = rows(batches * world_size()), world_size()
+    return Subset(whole, range(own_rank(), len(whole) // ranks * ranks, ranks))
 
 
 def _dealt_out(dataset: Any, sharded_over: int) -> DataLoader[Any]:
@@ -291,8 +275,7 @@ class Samples(IterableDataset[Any]):
     def batch(self, number: int) -> Iterator[Any]:
         """The samples of a batch, for as many ranks as the framework shards it over."""
         images, labels = digits()
-        dealt_out = self.sharded_over > 1 and self.behavior.fault != "F19"
-        reader = 0 if dealt_out else self.behavior.culprits[0] if self.behavior.has("F9") else own_rank()
+        reader = 0 if self.sharded_over > 1 else self.behavior.culprits[0] if self.behavior.has("F9") else own_rank()
         for place in range(self.behavior.batch_size * self.sharded_over):
             swapped = place ^ 1 if self.behavior.has("F20") else place
             index = (number * 97 + swapped * 7 + reader * 31) % len(images)

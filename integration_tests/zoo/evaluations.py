@@ -99,11 +99,11 @@ def evaluation_on_the_first_rank(options):
 
 @healthy()
 def evaluation_on_ranks_that_are_told(options):
-    """Rank 1 alone evaluates, with the attached loader and eval_ranks."""
+    """Rank 1 alone evaluates, with the attached loader and uneven_eval="off"."""
     model, optimizer, loader, _ = _start()
     evaluation = DataLoader(sharded(40, seed=4).dataset, batch_size=4)
     losses = []
-    with attach(train=loader, eval=evaluation, optimizer=optimizer, eval_ranks=[1], **options):
+    with attach(train=loader, eval=evaluation, optimizer=optimizer, **{**options, "uneven_eval": "off"}):
         for epoch in range(3):
             train(model, optimizer, loader, 1, start=epoch)
             if own_rank() == 1:
@@ -156,7 +156,7 @@ def train_loader_is_evaluated_on(options):
     """The train loader is read again after each epoch, without gradients, for the statistics of a norm."""
     model, optimizer, loader, _ = _start()
     losses = []
-    with attach(train=loader, optimizer=optimizer, fingerprint_batches=0, **options):
+    with attach(train=loader, optimizer=optimizer, compare_data=False, **options):
         for epoch in range(2):
             train(model, optimizer, loader, 1, start=epoch)
             losses.append(evaluate(model.module, loader))

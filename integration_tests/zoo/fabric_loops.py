@@ -106,8 +106,8 @@ def work_on_rank_zero_of_fabric(options):
 
 @healthy()
 def evaluation_of_rank_zero_in_fabric(options):
-    """Rank 0 alone evaluates with a loader that Fabric has set up, and eval_ranks."""
-    fabric, model, optimizer, loader, evaluation = _start({**options, "eval_ranks": [0]}, 64, 16)
+    """Rank 0 alone evaluates with a loader that Fabric has set up, and uneven_eval="off"."""
+    fabric, model, optimizer, loader, evaluation = _start({**options, "uneven_eval": "off"}, 64, 16)
     losses = []
     for _ in range(2):
         for batch in loader:

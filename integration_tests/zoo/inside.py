@@ -19,7 +19,7 @@ import torch.distributed as dist
 from countoff._adapter.observed_loop import active_loops
 from integration_tests import devices
 from integration_tests.jobs import own_rank
-from integration_tests.watching import WATCHING
+from integration_tests.unattached import COUNTING
 from integration_tests.zoo.registry import FAMILIES, MODES, Program, program_named
 
 STDERR: Final = 2
@@ -63,7 +63,7 @@ def run_alone(family: str, name: str, mode: str, deadline_seconds: float) -> tup
     faulthandler.dump_traceback_later(deadline_seconds, exit=True, file=STDERR)
     devices.join()
     seed()
-    with _watching(family, mode):
+    with _counting(family, mode):
         value = program_named(family, name).function(dict(MODES[mode]))
     return digests(value), random_states()
 
@@ -76,7 +76,7 @@ def _run(program: Program, mode: str, records: Path, deadline_seconds: float) ->
     with _stderr_into(said):
         faulthandler.dump_traceback_later(deadline_seconds, exit=True, file=STDERR)
         try:
-            with _watching(program.family, mode):
+            with _counting(program.family, mode):
                 value = program.function(dict(MODES[mode]))
                 states = random_states()
                 for loop in reversed(active_loops()):  # as the end of a program does
@@ -96,9 +96,9 @@ def _run(program: Program, mode: str, records: Path, deadline_seconds: float) ->
     }
 
 
-def _watching(family: str, mode: str) -> contextlib.AbstractContextManager[None]:
-    """Has countoff find the loop by itself, where the mode says so."""
-    return WATCHING[FAMILIES[family]]() if mode == "watched" else contextlib.nullcontext()
+def _counting(family: str, mode: str) -> contextlib.AbstractContextManager[None]:
+    """Has countoff count the loop by itself, where the mode says so."""
+    return COUNTING[FAMILIES[family]]() if mode == "own" else contextlib.nullcontext()
 
 
 def seed() -> None:

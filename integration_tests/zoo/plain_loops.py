@@ -486,7 +486,7 @@ def many_tiny_batches(options):
     return model, count
 
 
-@healthy(watched=False)
+@healthy()
 def rank_with_smaller_batches(options):
     """A slower rank has smaller batches, each rank weights its loss by its samples, and the program says so."""
     inputs, labels = tensors(64)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Final
 
-from integration_tests.watching import WATCHING
+from integration_tests.unattached import COUNTING
 
 Function = Callable[[Mapping[str, Any]], Any]
 MODES: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -15,12 +15,12 @@ MODES: Final[Mapping[str, Mapping[str, Any]]] = {
     "on": {},
     "stop": {"uneven_train": "stop"},
     "repeat": {"uneven_train": "repeat"},
-    "watched": {"enabled": False},
+    "own": {"enabled": False},
 }
 """The options that a program gets.
 
-"again" is for a program that may not be the same each time without countoff. With "watched", countoff finds the loop by
-itself, as in a program that does not mention it.
+"again" is for a program that may not be the same each time without countoff. With "own", countoff counts the loop
+by itself, as in a program of Accelerate's that does not mention it.
 """
 FAMILIES: Final[Mapping[str, str]] = {
     "plain_loops": "torch",
@@ -83,7 +83,6 @@ def healthy(
     alone: bool = False,
     nightly: bool = False,
     needs: str = "",
-    watched: bool = True,
 ) -> Callable[[Function], Function]:
     """Returns a decorator that adds a program to the zoo.
 
@@ -93,15 +92,13 @@ def healthy(
         alone: Whether each run has processes of its own.
         nightly: Whether it is left out of `make test`.
         needs: A package without which it cannot run.
-        watched: Whether it also runs where countoff finds the loop by itself. False for a program that tells `attach`
-            what is right in it, or looks at what is left when its fit has ended.
 
     Raises:
         ValueError: If there is a program of this name, or it has no docstring.
     """
 
     def add(function: Function) -> Function:
-        found = ("watched",) if watched and FAMILIES[function.__module__.rpartition(".")[2]] in WATCHING else ()
+        found = ("own",) if FAMILIES[function.__module__.rpartition(".")[2]] in COUNTING else ()
         modes = ("off", "on", *(("stop", "repeat") if even else ()), *found)
         program = Program(function, modes, ranks, alone, nightly, needs)
         if not function.__doc__:

@@ -326,7 +326,7 @@ def logging_of_everything(options):
     return model, records
 
 
-@healthy(watched=False)
+@healthy()
 def hook_for_exceptions(options):
     """The program has a sys.excepthook of its own, which is back after the fit, and prints a stack in the loop."""
     seen = []

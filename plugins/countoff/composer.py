@@ -20,7 +20,7 @@ from countoff._adapter.sampling import fingerprint_batch
 from countoff._composer.checkpoints import packed, unpacked
 from countoff._composer.composer_fit import ComposerFit
 from countoff._composer.state import exception_at_close, length_of
-from countoff.core import Guard
+from countoff.core import Guard, constants
 
 __all__ = ["Countoff"]
 
@@ -86,7 +86,7 @@ class Countoff(Options, Callback):
         guard.batch()
         if guard.data.fingerprints_due:
             fingerprint_batch(guard.data, state.batch, state.train_dataloader)
-        if not guard.train_batches % self.settings.tick_batches and (done := fit.progress()) is not None:
+        if not guard.train_batches % constants.TICK_BATCHES and (done := fit.progress()) is not None:
             logger.log_metrics({"countoff/epoch_progress": done})
 
     def epoch_end(self, state: State, logger: Logger) -> None:

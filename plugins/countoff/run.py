@@ -31,7 +31,8 @@ Runs a program, unchanged, with countoff in it. It stands in front of the script
     srun python -m countoff.run train.py
 
 countoff is added to every Trainer of Lightning, Composer and transformers, and to every Fabric, that the program makes
-without one. In a loop over Accelerate's loaders, the one that trains is found by watching, and countoff only warns.
+without one. With Accelerate, the epochs are counted in which a prepared optimizer steps. In a loop of plain PyTorch,
+stalls are reported, and batches are compared only with attach() in the code: the program says so at its end.
 Options come from the environment: COUNTOFF_UNEVEN_TRAIN=stop; docs/settings.md lists them.
 COUNTOFF=0 turns it off. `countoff run -- COMMAND…` does the same in front of a launcher.
 """

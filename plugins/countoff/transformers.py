@@ -7,7 +7,7 @@ Accelerate's loaders are iterated. The callback gets the begin and the end of a 
 from __future__ import annotations
 
 import functools
-import logging
+import sys
 import weakref
 from typing import Any, ClassVar
 
@@ -39,8 +39,6 @@ from countoff.core import Guard
 from countoff.core.totals import Totals
 
 __all__ = ["Countoff"]
-
-_log = logging.getLogger("countoff")
 
 
 class Countoff(Options, TrainerCallback, ExportableState):  # noqa: D101  # the options' text is the class's
@@ -87,7 +85,7 @@ class Countoff(Options, TrainerCallback, ExportableState):  # noqa: D101  # the 
             observe(loop, loader, resumes_inside=bool((state.epoch or 0) % 1 and not args.ignore_data_skip))
         except TypeError as error:
             if process.is_main_process:
-                _log.warning("countoff counts nothing in this training: %s", error)
+                print(f"countoff counts nothing in this training: {error}", file=sys.stderr)
             return
         loop.train_loader, loop.trainer_ends, self._planned = lambda: loader, True, state.max_steps
         began = loop.passes.began
@@ -170,7 +168,6 @@ class Countoff(Options, TrainerCallback, ExportableState):  # noqa: D101  # the 
             optimizers=lambda: [optimizer],
             schedulers=lambda: [getattr(scheduler, "scheduler", scheduler)],
             models=Wrappers(lambda: [model]),
-            tells_kubeflow="kubeflow" not in (args.report_to or ()),  # else the Trainer has transformers' own callback
         )
         applied = unwrapped(optimizer)
         loop = ObservedLoop(fit, epoch=first_epoch(facts, args, state), steps_of=lambda each: each is applied)

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 import countoff.core
-from countoff.core import FitPlan, Guard, Settings, Verdict
+from countoff.core import FitPlan, Guard, Settings, Verdict, constants
 from countoff.core.protocol.counters import UnusedBatches, hash_step
 from countoff.core.protocol.records import Mark
 from countoff.core.state import NEVER
@@ -18,8 +18,9 @@ EPOCH = "train epoch 0"
 
 
 @pytest.fixture
-def guard() -> Guard:
-    guard = Guard(Settings(tick_batches=2), rank=0, world_size=1)
+def guard(monkeypatch: pytest.MonkeyPatch) -> Guard:
+    monkeypatch.setattr(constants, "TICK_BATCHES", 2)
+    guard = Guard(Settings(), rank=0, world_size=1)
     guard.fit_start(FitPlan(batches_per_epoch=4))
     return guard
 
@@ -252,9 +253,9 @@ def test_uncompared_spans_add_no_counts_and_no_steps(guard: Guard) -> None:
     assert marks == [("train_start", 0, 0), ("train_end", 0, 0), ("train_start", 0, 0), ("train_end", 2, 2)]
 
 
-def test_with_eval_ranks_evaluations_have_no_marks() -> None:
-    """If not every rank evaluates, evaluations have no marks."""
-    guard = Guard(Settings(eval_ranks=(0,)), rank=0, world_size=1)
+def test_evaluations_that_are_not_compared_have_no_marks() -> None:
+    """Not every rank need evaluate."""
+    guard = Guard(Settings(uneven_eval="off"), rank=0, world_size=1)
     guard.train_start(0)
     guard.eval_start("validation")
     guard.batch()

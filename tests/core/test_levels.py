@@ -44,24 +44,6 @@ def test_a_proof_ends_the_job() -> None:
     assert written(ranks) == ["end StepMismatch"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_is_counted_in_a_loop_that_was_found_ends_nothing(kind: str) -> None:
-    """Only the loss of a rank rests on no count."""
-    ranks = state(levels={kind: KINDS[kind].accepts[0]})
-    ranks.evidence.found_by = "Found by watching."
-    ranks.find(Verdict(kind, "they differ."))
-    assert written(ranks) == [f"{'end' if kind == 'LostRank' else 'notice'} {kind}"]
-
-
-def test_the_warning_about_a_loop_that_was_found_says_so_and_keeps_its_remedy() -> None:
-    ranks = state()
-    ranks.evidence.found_by = "Found by watching."
-    found, level = ranks.weigh(
-        Verdict("UnevenBatches", "rank 1 has fewer.", why="They differ.", remedy="Make them even.")
-    )
-    assert (level, found.why, found.remedy) == ("warn", "Found by watching. They differ.", "Make them even.")
-
-
 def test_a_difference_that_may_be_legitimate_warns() -> None:
     ranks = state()
     ranks.note(Verdict("StepMismatch", "they differ.", subject="micro-batches"))

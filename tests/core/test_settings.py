@@ -1,5 +1,6 @@
 """Options: their precedence, the values that are refused, and errors of one line that name the source of the value."""
 
+import copy
 import dataclasses
 import functools
 import math
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from countoff.core import Finding
 from countoff.core.flag import turned_on
 from countoff.core.settings import OptionValues, Settings, SettingsError
 from tests.paths import ROOT
@@ -35,8 +37,7 @@ def test_nothing_given_is_the_defaults() -> None:
 
 
 def test_the_defaults_are_the_documented_ones() -> None:
-    documented = (True, "raise", {}, "log", "raise", "warn", 4, None, 180.0, 15.0, 3.0, 60.0)
-    documented += (16384, 64, 2, 0, None, None, (), "/dev/termination-log", {})
+    documented = (True, "raise", {}, "log", "raise", "warn", 180.0, 15.0, 60.0, True, 0, None, None, (), None)
     assert tuple(vars(Settings()).values()) == documented
 
 
@@ -52,13 +53,13 @@ def test_the_environment_wins_over_the_default(monkeypatch: pytest.MonkeyPatch) 
 
 def test_an_argument_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COUNTOFF", "0")
-    monkeypatch.setenv("COUNTOFF_TICK_BATCHES", "8")
-    assert Settings.resolve(enabled=True, tick_batches=16) == Settings(tick_batches=16)
+    monkeypatch.setenv("COUNTOFF_WEIGHTS_EVERY", "8")
+    assert Settings.resolve(enabled=True, weights_every=16) == Settings(weights_every=16)
 
 
 def test_an_empty_variable_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COUNTOFF", "")
-    monkeypatch.setenv("COUNTOFF_TICK_BATCHES", " ")
+    monkeypatch.setenv("COUNTOFF_WEIGHTS_EVERY", " ")
     assert Settings.resolve() == Settings()
 
 
@@ -85,22 +86,15 @@ def test_a_bad_variable_is_refused_despite_an_argument(monkeypatch: pytest.Monke
         ("COUNTOFF_LEVELS", "SameOrder=off, Stalled=raise", "levels", {"Stalled": "raise", "SameOrder": "off"}),
         ("COUNTOFF_UNEVEN_EVAL", "allow", "uneven_eval", "allow"),
         ("COUNTOFF_UNEVEN_EVAL", "stop", "uneven_eval", "stop"),
-        ("COUNTOFF_LOOKAHEAD", "1", "lookahead", 1),
-        ("COUNTOFF_EVAL_RANKS", "3, 0", "eval_ranks", (0, 3)),
+        ("COUNTOFF_UNEVEN_EVAL", "off", "uneven_eval", "off"),
         ("COUNTOFF_STALL_SECONDS", "1e3", "stall_seconds", 1000.0),
         ("COUNTOFF_LOST_SECONDS", "20", "lost_seconds", 20.0),
-        ("COUNTOFF_GRACE_SECONDS", "0.5", "grace_seconds", 0.5),
         ("COUNTOFF_DEADLINE_SECONDS", "5", "deadline_seconds", 5.0),
-        ("COUNTOFF_VOICE_RANKS", "64", "voice_ranks", 64),
-        ("COUNTOFF_TICK_BATCHES", "1", "tick_batches", 1),
-        ("COUNTOFF_FINGERPRINT_BATCHES", "0", "fingerprint_batches", 0),
-        ("COUNTOFF_FINGERPRINT_BATCHES", "32", "fingerprint_batches", 32),
+        ("COUNTOFF_COMPARE_DATA", "off", "compare_data", False),
+        ("COUNTOFF_WEIGHTS_EVERY", "1", "weights_every", 1),
         ("COUNTOFF_VERDICT_FILE", "/run/verdict.json", "verdict_file", "/run/verdict.json"),
         ("COUNTOFF_TRACE_DIR", "/runs/today", "trace_dir", "/runs/today"),
         ("COUNTOFF_NOTIFY", "slack://a/b,  mailto://y.org?to=a,b", "notify", ("slack://a/b", "mailto://y.org?to=a,b")),
-        ("COUNTOFF_NOTIFY", "Off", "notify", False),
-        ("COUNTOFF_TERMINATION_LOG", "/dev/end", "termination_log", "/dev/end"),
-        ("COUNTOFF_EXIT_CODES", "useless=86, may_help=87,", "exit_codes", {"useless": 86, "may_help": 87}),
     ],
 )
 def test_every_option_has_an_environment_variable(
@@ -117,18 +111,14 @@ def test_every_option_has_an_environment_variable(
         ("COUNTOFF_ON_DIVERGENCE", "Raise", "'raise' or 'warn'"),
         ("COUNTOFF_TOTALS", "1", "'log' or 'fix'"),
         ("COUNTOFF_UNEVEN_TRAIN", "warn", "'raise' or 'stop' or 'repeat'"),
-        ("COUNTOFF_UNEVEN_EVAL", "off", "'warn' or 'raise' or 'allow' or 'stop'"),
-        ("COUNTOFF_LOOKAHEAD", "0", "a whole number of batches of at least 1"),
-        ("COUNTOFF_EVAL_RANKS", "0,,1", "one or more different ranks of at least 0"),
-        ("COUNTOFF_EVAL_RANKS", "0,0", "one or more different ranks of at least 0"),
-        ("COUNTOFF_EVAL_RANKS", "-1", "one or more different ranks of at least 0"),
+        ("COUNTOFF_UNEVEN_EVAL", "0,1", "'warn' or 'raise' or 'allow' or 'off' or 'stop'"),
         ("COUNTOFF_STALL_SECONDS", "nan", "a finite number of seconds above 0"),
-        ("COUNTOFF_GRACE_SECONDS", "inf", "a finite number of seconds above 0"),
+        ("COUNTOFF_LOST_SECONDS", "inf", "a finite number of seconds above 0"),
         ("COUNTOFF_LOST_SECONDS", "-1", "a finite number of seconds above 0"),
         ("COUNTOFF_DEADLINE_SECONDS", "0", "a finite number of seconds above 0"),
         ("COUNTOFF_DEADLINE_SECONDS", "1\nminute", "a finite number of seconds above 0"),
-        ("COUNTOFF_TICK_BATCHES", "0", "a whole number of batches of at least 1"),
-        ("COUNTOFF_TICK_BATCHES", "2.0", "a whole number of batches of at least 1"),
+        ("COUNTOFF_WEIGHTS_EVERY", "-1", "0 (off) or a whole number of optimizer steps of at least 1"),
+        ("COUNTOFF_WEIGHTS_EVERY", "2.0", "0 (off) or a whole number of optimizer steps of at least 1"),
     ],
 )
 def test_a_bad_variable_is_refused_with_good_values(
@@ -156,28 +146,17 @@ def test_a_bad_variable_is_refused_with_good_values(
         ("levels", "Stalled=raise"),
         ("uneven_eval", "WARN"),
         ("uneven_eval", "repeat"),
-        ("lookahead", 0),
-        ("lookahead", True),
-        ("eval_ranks", ()),
-        ("eval_ranks", 0),
-        ("eval_ranks", "0,1"),
-        ("eval_ranks", (0, 0)),
-        ("eval_ranks", (True,)),
-        ("eval_ranks", (-1,)),
-        ("eval_ranks", (0.0,)),
+        ("uneven_eval", (0,)),
         ("stall_seconds", True),
         ("stall_seconds", math.nan),
         ("stall_seconds", math.inf),
         ("stall_seconds", 10**400),
-        ("grace_seconds", -1.0),
+        ("deadline_seconds", -1.0),
         ("deadline_seconds", "60"),
-        ("voice_ranks", 1),
-        ("tick_batches", 0),
-        ("tick_batches", True),
-        ("tick_batches", 64.0),
-        ("fingerprint_batches", 1),
-        ("fingerprint_batches", 33),
-        ("fingerprint_batches", False),
+        ("compare_data", 0),
+        ("weights_every", -1),
+        ("weights_every", True),
+        ("weights_every", 64.0),
         ("verdict_file", ""),
         ("verdict_file", " "),
         ("verdict_file", 1),
@@ -185,16 +164,11 @@ def test_a_bad_variable_is_refused_with_good_values(
         ("verdict_file", "verdict\0.json"),
         ("trace_dir", ""),
         ("trace_dir", 1),
-        ("termination_log", ""),
+        ("on_finding", "tell"),
         ("notify", True),
         ("notify", ["slack"]),
         ("notify", ["slack://a", 1]),
         ("notify", b"slack://a"),
-        ("exit_codes", "useless=86"),
-        ("exit_codes", {"never": 86}),
-        ("exit_codes", {"useless": 0}),
-        ("exit_codes", {"useless": 256}),
-        ("exit_codes", {"useless": True}),
     ],
 )
 def test_a_bad_argument_is_refused(name: str, value: object) -> None:
@@ -218,7 +192,7 @@ def test_addresses_need_apprise(monkeypatch: pytest.MonkeyPatch) -> None:
     """That is said when the settings are made: on the worst day of the month it would be too late."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert refusal(notify="slack://a") == "`notify` needs apprise: pip install 'countoff[notify]'"
-    assert Settings.resolve(notify=False).notify is False
+    assert Settings.resolve(notify=()).notify == ()
 
 
 @pytest.mark.parametrize("even", [{"uneven_train": "stop"}, {"uneven_train": "repeat"}, {"uneven_eval": "stop"}])
@@ -230,9 +204,15 @@ def test_ranks_that_wait_for_one_another_cannot_be_warned_only(even: dict[str, s
     assert Settings.resolve(**even).keeps_even
 
 
-def test_an_even_evaluation_needs_every_rank() -> None:
-    assert "cannot be combined with eval_ranks" in refusal(uneven_eval="stop", eval_ranks=[0])
-    assert Settings.resolve(uneven_train="stop", eval_ranks=[0]).eval_ranks == (0,)
+def test_a_function_is_an_argument_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no variable, is in no file, and a copy of the settings has the same one."""
+    told: list[Finding] = []
+    settings = Settings.resolve(on_finding=told.append)
+    assert settings.on_finding == told.append
+    assert "on_finding" not in settings.without_secrets()
+    assert copy.deepcopy(settings).on_finding is settings.on_finding
+    monkeypatch.setenv("COUNTOFF_ON_FINDING", "tools:tell")
+    assert refusal().startswith("unknown environment variable COUNTOFF_ON_FINDING")
 
 
 def test_the_environment_completes_a_refused_combination(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +229,7 @@ def test_a_path_keeps_its_place(given: object, tmp_path: Path, monkeypatch: pyte
 
 def test_refusals_read_as_documented(monkeypatch: pytest.MonkeyPatch) -> None:
     """The page has the lines as they are, with all names that are known."""
-    found = [refusal(totals="repair"), refusal(tick_batches=0), refusal(stall_second=5)]
+    found = [refusal(totals="repair"), refusal(weights_every=-1), refusal(stall_second=5)]
     monkeypatch.setenv("COUNTOFF_STALL_SECONDS", "soon")
     found.insert(2, refusal())
     monkeypatch.delenv("COUNTOFF_STALL_SECONDS")
@@ -313,7 +293,7 @@ def test_an_argument_unlike_any_is_refused_without_a_guess() -> None:
     ("variable", "near"),
     [
         ("COUNTOFF_ON_DIVERGANCE", "COUNTOFF_ON_DIVERGENCE"),
-        ("COUNTOFF_TICKS_BATCHES", "COUNTOFF_TICK_BATCHES"),
+        ("COUNTOFF_WEIGHT_EVERY", "COUNTOFF_WEIGHTS_EVERY"),
         ("COUNTOFF_ENABLED", "COUNTOFF"),
     ],
 )
@@ -336,13 +316,6 @@ def test_variables_of_kubernetes_are_ignored(
 def test_a_variable_of_another_program_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COUNTOFFICE_HOURS", "9-5")
     assert Settings.resolve() == Settings()
-
-
-@given(st.sets(st.integers(0, 999), min_size=1))
-def test_ranks_are_equal_from_code_and_environment(ranks: set[int]) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("COUNTOFF_EVAL_RANKS", ",".join(map(str, ranks)))
-        assert Settings.resolve() == Settings.resolve(eval_ranks=list(ranks))
 
 
 @given(st.floats(min_value=0, exclude_min=True, allow_infinity=False))

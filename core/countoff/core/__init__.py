@@ -10,6 +10,7 @@ from importlib import import_module
 
 TYPE_CHECKING = False  # as typing's own, which takes longer to import than all of this
 if TYPE_CHECKING:
+    from countoff.core.finding import Finding
     from countoff.core.guard import Guard
     from countoff.core.plan import BatchPlan, LoaderFacts
     from countoff.core.protocol.records import FitPlan
@@ -18,11 +19,22 @@ if TYPE_CHECKING:
 
     __version__: str
 
-__all__ = ["BatchPlan", "DivergenceError", "FitPlan", "Guard", "LoaderFacts", "Settings", "SettingsError", "Verdict"]
+__all__ = [
+    "BatchPlan",
+    "DivergenceError",
+    "Finding",
+    "FitPlan",
+    "Guard",
+    "LoaderFacts",
+    "Settings",
+    "SettingsError",
+    "Verdict",
+]
 
 _HOMES = {
     "BatchPlan": "plan",
     "DivergenceError": "verdict",
+    "Finding": "finding",
     "FitPlan": "protocol.records",
     "Guard": "guard",
     "LoaderFacts": "plan",

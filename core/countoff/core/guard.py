@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from countoff.core.alerts.telling import Telling
+from countoff.core import constants
 from countoff.core.alerts.termination_log import TerminationLog
 from countoff.core.checks import Checks
 from countoff.core.checks.check import Check, FitStart, Listener
@@ -27,6 +27,7 @@ from countoff.core.checks.data import DataIdentity
 from countoff.core.checks.learning_rates import SchedulePlan
 from countoff.core.checks.resume import Resumes, ScheduleState
 from countoff.core.ending import shutdown, sigterm, verdict_file
+from countoff.core.levels import effect
 from countoff.core.liveness.processes import began_at
 from countoff.core.part import Part
 from countoff.core.protocol.actions import PrintWarning
@@ -44,8 +45,6 @@ from countoff.core.verdict import DivergenceError, Remedies, Verdict
 from countoff.core.words import clip
 
 if TYPE_CHECKING:
-    from countoff.core.alerts.alert import Place
-    from countoff.core.checks.datasets import HeldDataset
     from countoff.core.checks.model import SharedModel
     from countoff.core.checks.splits import SplitSample
     from countoff.core.checks.weights import PendingHashes
@@ -56,8 +55,6 @@ if TYPE_CHECKING:
 _HOLD_SECONDS = 0.005
 _numbers: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
 """By the ranks of a part, and by none for the whole job: those that meet have begun the same guards."""
-_FOUND = 1 << 20
-"""From here on, guards of loops that were found are numbered: not every rank need find one."""
 
 
 class Guard:
@@ -88,8 +85,8 @@ class Guard:
     until all ranks are there, at most 5 ms, and `fit_end` at most 50 ms; every other method waits at most 50 ms, for
     its own threads. Once there is a verdict, a method waits until that is printed, a few seconds at most, and `close`
     completes the last roll calls for at most 5 s. Where ranks are kept even, `close` also waits until what this rank
-    has to tell is written, at most `lost_seconds`, with `trace_dir` 1.5 s at most until the trace is written, and for
-    what `listen` has added. No method calls the store. With one rank nothing is ever raised, and nothing is started but
+    has to tell is written, at most `lost_seconds`, and with `trace_dir` 1.5 s at most until the trace is written. No
+    method calls the store. With one rank nothing is ever raised, and nothing is started but
     the thread that writes the trace, and those that tell of a warning.
 
     Args:
@@ -98,7 +95,7 @@ class Guard:
         world_size: Ranks that are compared: those of the job, or of the part.
         part: Which ranks these are, if they are a part of the job; every rank of it makes the guard, and no other one.
         remedies: What to do about each kind of verdict, in the framework's own words; see `Remedies`.
-        learning_rates: Returns the learning rates in force; called every `tick_batches` batches, at the marks of a
+        learning_rates: Returns the learning rates in force; called every 64 batches, at the marks of a
             train epoch, at the first two optimizer steps of a fit, and when a checkpoint is written; with `trace_dir`
             also by a thread of its own.
         schedules: Returns the base rates of the learning-rate schedules, and how often each scheduler was stepped; as
@@ -107,8 +104,6 @@ class Guard:
         weights: Begins to compute hashes of what this rank's model must hold in common with other ranks; called every
             `weights_every` optimizer steps. None: weights are not compared.
         framework: The framework's name, for the trace.
-        trackers: Returns the runs that trackers, such as W&B, have open in this process, to be told of findings; called
-            on a thread of countoff's, when there is a finding.
 
     Attributes:
         state: This rank's state, which its threads share.
@@ -132,7 +127,6 @@ class Guard:
         ticks_per_step: int = 1,
         weights: Callable[[], PendingHashes] | None = None,
         framework: str = "",
-        trackers: Callable[[], Sequence[Place]] = tuple,
     ) -> None:
         self._settings = settings
         self._learning_rates = learning_rates
@@ -149,7 +143,6 @@ class Guard:
         self._last_credits: dict[bool, Credits] = {}  # those of the last even pass, by whether it was an evaluation
         self.span = self._train = SpanCounters("before the first span", compared=False)
         self.state = State(rank, world_size, settings, remedies or {}, ranks=() if part is None else part.ranks)
-        self.state.telling = Telling(settings, trackers)
         self._part = part
         self._checks = checks = Checks.of(
             self.state, learning_rates_in_force=learning_rates, schedule=self._schedule, hash_weights=weights
@@ -170,7 +163,6 @@ class Guard:
         *,
         own_length: int | None = None,
         models: Sequence[SharedModel] = (),
-        datasets: Sequence[HeldDataset] = (),
         split: SplitSample | None = None,
     ) -> None:
         """Begins a fit. Collective: every rank must call it; it waits for the others, at most `deadline_seconds`.
@@ -182,7 +174,6 @@ class Guard:
             own_length: What `len` of this rank's train loader gives now, where a pass that begins now has so many
                 batches or the framework takes no more; None if that is not known. `common_length` follows from it.
             models: The parameters that this rank must hold alike with others; a difference is a warning.
-            datasets: What this rank's objects store about the datasets that samplers deal out to all ranks; likewise.
             split: How this rank has split a dataset for training and evaluation; likewise. None if that is not known.
 
         Raises:
@@ -196,10 +187,9 @@ class Guard:
             raise TypeError(f"expected a FitPlan, got a {type(plan).__name__}: fit_start(FitPlan(batch_size=…))")
         part = () if self._part is None else self._part.ranks
         verdict_file.clear(self._settings, self.state.rank, part)
-        TerminationLog(self._settings.termination_log).clear(began_at())
+        TerminationLog(constants.TERMINATION_LOG).clear(began_at())
         first_fit.begin()
-        evidence = self.state.evidence
-        number = _FOUND + evidence.found_at if evidence.found_by else next(_numbers[part])
+        number = next(_numbers[part])
         self.state.evidence.home = threading.get_ident()
         self._trace(number)
         start = of_this_rank = FitStart(
@@ -208,7 +198,6 @@ class Guard:
             schedules,
             own_length=own_length,
             models=models,
-            datasets=datasets,
             split=split,
         )
         if self.state.world_size == 1:
@@ -268,14 +257,6 @@ class Guard:
                 while that is not known.
         """
         self._totals, self._horizon = metrics, horizon
-
-    def listen(self, listener: Listener) -> None:
-        """Tells a listener what happens to this guard, after the checks; to be called before `fit_start`.
-
-        Args:
-            listener: Each of its calls returns at once but `closed`, for which `close` waits.
-        """
-        self._listeners = (*self._listeners, listener)
 
     def train_start(self, epoch: int, position: int = 0) -> None:
         """Opens a train epoch.
@@ -378,14 +359,14 @@ class Guard:
             snapshot: Returns the loader's state, from which a run can resume; called after each batch that is fetched.
             ahead: Whether the caller fetches one batch ahead of the one that its loop trains on.
             prefetches: Whether the loader fetches ahead by itself, in processes of its own, so that nobody sees whether
-                a batch is taken from it sooner. Only then does this rank hold `lookahead` batches.
+                a batch is taken from it sooner. Only then does this rank hold batches ahead.
             proven: Whether this is the loader whose length the fit's plan proves.
             length: Batches of the whole span that this rank's loader has, where the caller's framework goes by that.
 
         Returns:
             An `EvenPass`, or `batches` itself where ranks are not to be made even.
         """
-        settings, span, policy, member = self._settings, self.span, self.even_policy, self.member
+        span, policy, member = self.span, self.even_policy, self.member
         if policy is None or member is None or self._roll_call is None or span.credits is not None:
             return batches  # as it is; where the span has credits, another pass has it already
         from countoff.core.threads.even_pass import EvenPass  # only where it is asked for
@@ -400,11 +381,11 @@ class Guard:
             credits = Credits(
                 span.opened,
                 policy,
-                settings.lookahead,
+                constants.LOOKAHEAD,
                 self.state.rank,
                 ahead=prefetches,
                 size=0 if last is None else last.size,  # what made blocks grow still does
-                speakers=member.speaker.link.speakers,
+                ranks=self.state.world_size,
             )
             self._last_credits[span.evaluation] = credits
         self.state.begin_credits(span, credits)
@@ -475,7 +456,7 @@ class Guard:
             train_exhausted: Whether the train loader around it was seen to hold no more.
         """
         # Where not every rank evaluates, evaluations have no marks.
-        compared = self._settings.eval_ranks is None and self._comparing
+        compared = self._settings.uneven_eval != "off" and self._comparing
         span = SpanCounters(clip(name, 60), evaluation=True, opened=-1, compared=compared)
         self._open("eval_start", span, reason="exhausted" if train_exhausted else "")
 
@@ -551,7 +532,7 @@ class Guard:
 
         A rank that fails because it lost a peer waits half a second for the better cause first, longer if the store is
         slow or there are several hosts. The guard stays armed: if the way out blocks in a collective, the process ends
-        after `grace_seconds`.
+        after 3 s.
         One guard of a process reports an exception; the verdict of another guard is no failure of this one.
         A `SystemExit` is no failure by itself, as all ranks may leave alike: it is reported as by `failing`.
 
@@ -845,7 +826,7 @@ class Guard:
         state.look(last)
         if announces:
             self._announce(span, speaker)
-        if span.compared and not span.evaluation and span.started % self._settings.tick_batches == 0:
+        if span.compared and not span.evaluation and span.started % constants.TICK_BATCHES == 0:
             self._tick(span, speaker)
         if not span.evaluation:
             self._tell(lambda each: each.looked(span))
@@ -932,14 +913,8 @@ class OtherRanks:
     """
 
     def __init__(self, state: State, speaker: Speaker, roll_call: RollCall) -> None:
-        from countoff.core.liveness.collectives import GroupCounts  # imports torch: only where there is another rank
-
         self.speaker = speaker
-        self.began = began_at()
         self.report = roll_call.report
-        counts = GroupCounts(state.ranks)
-        self.issued, self.find_groups = counts.read, counts.find
-        self.recorded = counts.recorded
         self.state = state
 
     def compare(
@@ -967,7 +942,7 @@ def find_at_once(state: State, speaker: Speaker, channel: Channel, verdict: Verd
         verdict: The finding.
     """
     state.find(verdict)
-    verdict, level = state.weigh(verdict)
+    level = effect(verdict, state.settings.levels)
     if state.comparing and level != "off":
         entry = verdict_entry("end" if level == "raise" else "notice", verdict)
         speaker.append(entry, lambda: state.is_written(entry))(channel)

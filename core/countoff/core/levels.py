@@ -15,7 +15,7 @@ from countoff.core.checks import KINDS
 from countoff.core.verdict import Level, Verdict, VerdictKind
 from countoff.core.words import nearest
 
-__all__ = ["as_warning", "checked", "effect", "parsed", "unless_found"]
+__all__ = ["as_warning", "checked", "effect", "parsed"]
 
 
 def effect(verdict: Verdict, chosen: Mapping[str, Level]) -> Level:
@@ -40,28 +40,6 @@ def effect(verdict: Verdict, chosen: Mapping[str, Level]) -> Level:
     level = chosen.get(verdict.kind, "raise" if harmful else "warn")
     legitimate = harms_by_default and not harmful
     return "warn" if level == "raise" and (verdict.guess or legitimate) else level
-
-
-def unless_found(verdict: Verdict, found_by: str, *, by_counts: bool = False) -> Verdict:
-    """Returns the warning for a finding in a loop that countoff has found by itself, which can end nothing.
-
-    Args:
-        verdict: The finding; one that does not rest on counts is returned as it is.
-        found_by: How the loop was found, as sentences; empty if it was not: then the finding is returned as it is.
-        by_counts: Whether this finding rests on counts, although its kind does not: that the others go on without a
-            rank that has left is seen by their batches.
-
-    Example:
-        >>> uneven = unless_found(Verdict("UnevenBatches", "rank 1 ran out of data."), "Found by watching.")
-        >>> effect(uneven, {"UnevenBatches": "raise"}), uneven.why
-        ('warn', 'Found by watching.')
-        >>> effect(unless_found(Verdict("LostRank", "rank 1 is gone."), "Found by watching."), {})
-        'raise'
-    """
-    kind = KINDS.get(verdict.kind)
-    if not found_by or not (by_counts or kind is None or kind.counted):
-        return verdict
-    return replace(verdict, harmful=False, guess=found_by, why=f"{found_by} {verdict.why}".strip())
 
 
 def as_warning(verdict: Verdict) -> Verdict:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["PATHS", "WITH_GENERATORS", "WITH_MAPPINGS"]
+__all__ = ["PATHS", "WITH_MAPPINGS"]
 
 PATHS = (
     "/torch/",
@@ -16,5 +16,3 @@ PATHS = (
 """Parts of the paths of files whose frames a stall report leaves out."""
 WITH_MAPPINGS = ("collections", "_collections_abc", "transformers")
 """Packages whose mappings give access to what they store, as it is."""
-WITH_GENERATORS = ("torch", "numpy", "datasets", "transformers", "webdataset", "accelerate", "pyarrow", "random")
-"""Packages whose code names random generators for purposes of their own."""

@@ -1,9 +1,9 @@
 """The options of countoff: their defaults, their environment variables, and the check of every value.
 
 Four requirements shaped this module. Every adapter has the same options under the same names. Jobs are often started by
-scripts that the user cannot change, so every option has an environment variable. A misspelt option must not look as if
-it were set, so unknown names are refused in code and in the environment. An error is one line, because hundreds of
-ranks print it.
+scripts that the user cannot change, so every option that is no function has an environment variable. A misspelt option
+must not look as if it were set, so unknown names are refused in code and in the environment. An error is one line,
+because hundreds of ranks print it.
 
 Precedence: an argument in code, then ``COUNTOFF_<NAME>`` in the environment, then the default. An argument of None
 means "not given"; an empty variable means "not set". The only variable of ``enabled`` is ``COUNTOFF``.
@@ -19,11 +19,12 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypedDict, cast, get_args
+from typing import Any, Literal, NamedTuple, TypedDict, cast
 
+from countoff.core.finding import Finding
 from countoff.core.flag import FLAG, FLAG_TEXTS
 from countoff.core.levels import checked, parsed
-from countoff.core.verdict import Level, Restart
+from countoff.core.verdict import Level
 from countoff.core.words import nearest
 
 __all__ = ["SECRET_OPTIONS", "OptionValues", "Settings", "SettingsError", "variable_of"]
@@ -50,22 +51,16 @@ class OptionValues(TypedDict, total=False):
     levels: Mapping[str, Level] | None
     totals: Literal["log", "fix"] | None
     uneven_train: Literal["raise", "stop", "repeat"] | None
-    uneven_eval: Literal["warn", "raise", "allow", "stop"] | None
-    lookahead: int | None
-    eval_ranks: Iterable[int] | None
+    uneven_eval: Literal["warn", "raise", "allow", "off", "stop"] | None
     stall_seconds: float | None
     lost_seconds: float | None
-    grace_seconds: float | None
     deadline_seconds: float | None
-    voice_ranks: int | None
-    tick_batches: int | None
-    fingerprint_batches: int | None
+    compare_data: bool | None
     weights_every: int | None
     verdict_file: str | os.PathLike[str] | None
     trace_dir: str | os.PathLike[str] | None
-    notify: Literal[False] | str | Iterable[str] | None
-    termination_log: str | os.PathLike[str] | None
-    exit_codes: Mapping[str, int] | None
+    notify: str | Iterable[str] | None
+    on_finding: Callable[[Finding], object] | None
 
 
 class _Rule(NamedTuple):
@@ -74,13 +69,14 @@ class _Rule(NamedTuple):
     Attributes:
         good: The accepted values, in words.
         check: Returns a value in the form that the option keeps; raises ValueError if it is not accepted.
-        parse: Returns the value of an environment variable's text; raises ValueError if there is none.
+        parse: Returns the value of an environment variable's text; raises ValueError if there is none. None: the option
+            has no variable.
         secret: Whether a value is shown nowhere, because it may hold a secret.
     """
 
     good: str
     check: Callable[[object], object]
-    parse: Callable[[str], object]
+    parse: Callable[[str], object] | None
     secret: bool = False
 
 
@@ -116,36 +112,6 @@ def _check_count(minimum: int, value: object) -> int:
     return value
 
 
-def _check_fingerprint_batches(value: object) -> int:
-    # One batch proves nothing; the fingerprints of more than 32 do not fit into a record.
-    batches = _check_count(0, value)
-    if batches == 1 or batches > 32:
-        raise ValueError
-    return batches
-
-
-def _check_voice_ranks(value: object) -> int:
-    ranks = _check_count(0, value)
-    if ranks == 1:
-        raise ValueError
-    return ranks
-
-
-def _check_ranks(value: object) -> tuple[int, ...] | None:
-    if value is None:
-        return None
-    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
-        raise ValueError
-    ranks = sorted(_check_count(0, rank) for rank in cast("Iterable[object]", value))
-    if not ranks or len(set(ranks)) != len(ranks):
-        raise ValueError
-    return tuple(ranks)
-
-
-def _parse_ranks(text: str) -> list[int]:
-    return [int(rank) for rank in text.split(",")]
-
-
 def _check_path(value: object) -> str | None:
     if value is None:
         return None
@@ -157,16 +123,9 @@ def _check_path(value: object) -> str | None:
     return os.path.abspath(path)  # the program may change its directory later
 
 
-def _check_own_path(value: object) -> str:
-    path = _check_path(value)
-    if path is None:
-        raise ValueError
-    return path
-
-
-def _check_addresses(value: object) -> Literal[False] | tuple[str, ...]:
-    if value is False or value is None:
-        return () if value is None else False
+def _check_addresses(value: object) -> tuple[str, ...]:
+    if value is None:
+        return ()
     if isinstance(value, (bytes, Mapping)) or not isinstance(value, Iterable):
         raise ValueError
     each: tuple[object, ...] = tuple(value.split() if isinstance(value, str) else cast("Iterable[object]", value))
@@ -177,23 +136,10 @@ def _check_addresses(value: object) -> Literal[False] | tuple[str, ...]:
     return addresses
 
 
-def _parse_addresses(text: str) -> object:
-    return text if FLAG_TEXTS.get(text.strip().lower(), True) else False
-
-
-def _check_exit_codes(value: object) -> dict[str, int]:
-    if not isinstance(value, Mapping):
+def _check_callable(value: object) -> object:
+    if value is not None and not callable(value):
         raise ValueError
-    codes = dict(cast("Mapping[object, object]", value))
-    for restart, code in codes.items():
-        if restart not in get_args(Restart) or _check_count(1, code) > 255:
-            raise ValueError
-    return cast("dict[str, int]", codes)
-
-
-def _parse_exit_codes(text: str) -> dict[str, int]:
-    pairs = [pair.partition("=") for pair in text.split(",") if pair.strip()]
-    return {restart.strip(): int(code) for restart, _, code in pairs}
+    return value
 
 
 def _choice(*good: str) -> _Rule:
@@ -205,9 +151,10 @@ def _choice(*good: str) -> _Rule:
     return _Rule(" or ".join(repr(one) for one in good), check, str.strip)
 
 
+_FLAG = _Rule("True or False (in the environment: " + ", ".join(FLAG_TEXTS) + ")", _check_flag, _parse_flag)
 _SECONDS = _Rule("a finite number of seconds above 0", _check_seconds, float)
 _RULES: dict[str, _Rule] = {
-    "enabled": _Rule("True or False (in the environment: " + ", ".join(FLAG_TEXTS) + ")", _check_flag, _parse_flag),
+    "enabled": _FLAG,
     "on_divergence": _choice("raise", "warn"),
     "levels": _Rule(
         "a mapping from kinds to 'raise', 'warn' or 'off' (in the environment: Stalled=raise,SameOrder=off)",
@@ -216,37 +163,23 @@ _RULES: dict[str, _Rule] = {
     ),
     "totals": _choice("log", "fix"),
     "uneven_train": _choice("raise", "stop", "repeat"),
-    "uneven_eval": _choice("warn", "raise", "allow", "stop"),
-    "lookahead": _Rule("a whole number of batches of at least 1", functools.partial(_check_count, 1), int),
-    "eval_ranks": _Rule(
-        "one or more different ranks of at least 0 (in the environment: 0,2,4)", _check_ranks, _parse_ranks
-    ),
+    "uneven_eval": _choice("warn", "raise", "allow", "off", "stop"),
     "stall_seconds": _SECONDS,
     "lost_seconds": _SECONDS,
-    "grace_seconds": _SECONDS,
     "deadline_seconds": _SECONDS,
-    "voice_ranks": _Rule("0 (off) or a whole number of ranks of at least 2", _check_voice_ranks, int),
-    "tick_batches": _Rule("a whole number of batches of at least 1", functools.partial(_check_count, 1), int),
-    "fingerprint_batches": _Rule("0 (off) or a whole number of batches from 2 to 32", _check_fingerprint_batches, int),
+    "compare_data": _FLAG,
     "weights_every": _Rule(
         "0 (off) or a whole number of optimizer steps of at least 1", functools.partial(_check_count, 0), int
     ),
     "verdict_file": _Rule("the path of a file", _check_path, str),
     "trace_dir": _Rule("the path of a directory", _check_path, str),
     "notify": _Rule(
-        "False, or one or more addresses of apprise, such as slack://… (in the environment: 0, or addresses with "
-        "spaces between them)",
+        "one or more addresses of apprise, such as slack://… (in the environment: with spaces between them)",
         _check_addresses,
-        _parse_addresses,
+        str,
         secret=True,
     ),
-    "termination_log": _Rule("the path of a file", _check_own_path, str),
-    "exit_codes": _Rule(
-        "a mapping from 'useless', 'may_help' or 'unknown' to exit codes from 1 to 255 (in the environment: "
-        "useless=86,may_help=87)",
-        _check_exit_codes,
-        _parse_exit_codes,
-    ),
+    "on_finding": _Rule("a function that takes a Finding", _check_callable, None),
 }
 SECRET_OPTIONS = frozenset(name for name, rule in _RULES.items() if rule.secret)
 """Options whose values may hold secrets: they are written and printed nowhere."""
@@ -265,29 +198,19 @@ class Settings:
         uneven_train: The effect of different numbers of train batches: an error, an epoch that stops on every rank
             with the shortest one, or short ranks that repeat batches until the longest one ends.
         uneven_eval: The effect of different numbers of evaluation batches: a warning, an error, nothing, or an
-            evaluation that stops on every rank with the shortest one.
-        lookahead: Batches that a rank takes from a loader with workers ahead of the one that it trains on, where
-            `uneven_train` or `uneven_eval` makes ranks take the same number; must be equal on all ranks.
-        eval_ranks: The ranks that evaluate, ascending; None means every rank.
+            evaluation that stops on every rank with the shortest one. With ``"off"``, evaluations are not compared at
+            all, so that only some ranks may evaluate.
         stall_seconds: Seconds without progress of any rank before a stall is reported.
         lost_seconds: Seconds without any answer of a host before its ranks are lost, and seconds for which another rank
             must have waited for a stopped rank.
-        grace_seconds: Seconds between a verdict and the exit of a process whose main thread cannot be reached.
         deadline_seconds: Seconds that the roll call before the first batch waits for missing ranks.
-        voice_ranks: Ranks of a job, or of a part of it, from which on one rank of each host speaks with the job's store
-            for all ranks of that host; with fewer, each rank speaks for itself. 0: each always does. The setting of
-            the first rank counts for all.
-        tick_batches: Batches between two comparisons of steps and learning rates; must be equal on all ranks.
-        fingerprint_batches: Batches at the start of every train epoch whose data is compared; 0: none.
+        compare_data: Whether what the ranks read is compared: the first batches of every train epoch, and the datasets.
         weights_every: Optimizer steps between two comparisons of the ranks' weights; 0: none. Must be equal on all
             ranks.
         verdict_file: Absolute path of the file for the verdict that ends the fit; None: no file.
         trace_dir: Absolute path of the directory for the trace, in which each rank has a file; None: no trace.
-        notify: Addresses of apprise that are told of findings, besides the runs that trackers have open; False: not
-            even these are told.
-        termination_log: Absolute path of Kubernetes' termination log, which gets the verdict in a pod.
-        exit_codes: By what is known of a restart, the exit code of a process that the verdict ends, where that is not
-            the default; see `countoff.core.verdict.Restart`.
+        notify: Addresses of apprise that are told of findings.
+        on_finding: A function that is called with each `Finding`; None: there is none.
 
     Raises:
         SettingsError: If a value is outside the domain of its option.
@@ -298,22 +221,16 @@ class Settings:
     levels: Mapping[str, Level] = field(default_factory=dict[str, Level])
     totals: Literal["log", "fix"] = "log"
     uneven_train: Literal["raise", "stop", "repeat"] = "raise"
-    uneven_eval: Literal["warn", "raise", "allow", "stop"] = "warn"
-    lookahead: int = 4
-    eval_ranks: tuple[int, ...] | None = None
+    uneven_eval: Literal["warn", "raise", "allow", "off", "stop"] = "warn"
     stall_seconds: float = 180.0
     lost_seconds: float = 15.0
-    grace_seconds: float = 3.0
     deadline_seconds: float = 60.0
-    voice_ranks: int = 16384
-    tick_batches: int = 64
-    fingerprint_batches: int = 2
+    compare_data: bool = True
     weights_every: int = 0
     verdict_file: str | None = None
     trace_dir: str | None = None
-    notify: Literal[False] | tuple[str, ...] = field(default=(), repr=False)
-    termination_log: str = "/dev/termination-log"
-    exit_codes: Mapping[str, int] = field(default_factory=dict[str, int])
+    notify: tuple[str, ...] = field(default=(), repr=False)
+    on_finding: Callable[[Finding], object] | None = None
 
     def __post_init__(self) -> None:
         for name in _RULES:
@@ -334,11 +251,6 @@ class Settings:
                 "or 'repeat' or uneven_eval='stop': ranks that take the same number of batches wait for one another, "
                 "so this has to end the job"
             )
-        if self.uneven_eval == "stop" and self.eval_ranks is not None:
-            raise SettingsError(
-                "uneven_eval='stop' needs every rank to evaluate, so it cannot be combined with eval_ranks"
-            )
-
         if self.notify and importlib.util.find_spec("apprise") is None:
             raise SettingsError("`notify` needs apprise: pip install 'countoff[notify]'")
 
@@ -348,9 +260,13 @@ class Settings:
         return self.uneven_train != "raise" or self.uneven_eval == "stop"
 
     def without_secrets(self) -> dict[str, Any]:
-        """The settings by name, as they may be written into files; those that may hold secrets are left out."""
-        values = dataclasses.asdict(self)
-        return {name: values[name] for name in values if name not in SECRET_OPTIONS}
+        """The settings by name, as they may be written into files; without functions and what may hold a secret."""
+        written = [name for name, rule in _RULES.items() if not rule.secret and rule.parse is not None]
+        return {name: getattr(self, name) for name in written}
+
+    def __deepcopy__(self, memo: object) -> Settings:
+        """The settings themselves: they do not change, and a copy of `on_finding` might tell somebody else."""
+        return self
 
     @classmethod
     def resolve(cls, *arguments: str, **given: object) -> Settings:
@@ -371,7 +287,7 @@ class Settings:
                 domain.
 
         Example:
-            >>> Settings.resolve(totals="fix", tick_batches=None).totals
+            >>> Settings.resolve(totals="fix", stall_seconds=None).totals
             'fix'
         """
         for name in given:
@@ -402,7 +318,7 @@ def variable_of(name: str) -> str:
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
     """Returns the options that the environment sets, checked, in the order of their names."""
-    options = {variable_of(name): name for name in _RULES}
+    options = {variable_of(name): name for name, rule in _RULES.items() if rule.parse is not None}
     found: dict[str, object] = {}
     # Sorted, so that every rank refuses the same variable first.
     for variable in sorted(environ):

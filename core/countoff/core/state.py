@@ -17,11 +17,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from countoff.core import constants
 from countoff.core.alerts.telling import Telling
 from countoff.core.checks import judge, shows_other_counts
 from countoff.core.checks.lost import absence_by_exit
 from countoff.core.checks.uneven import nothing_to_repeat
-from countoff.core.levels import as_warning, effect, unless_found
+from countoff.core.levels import as_warning, effect
 from countoff.core.protocol.actions import Action, AddOne, Outbox, PrintWarning, WriteEntry
 from countoff.core.protocol.counters import SpanCounters, folded, hash_step
 from countoff.core.protocol.credits import Credits
@@ -48,7 +49,7 @@ from countoff.core.protocol.records import (
 from countoff.core.protocol.rows import row
 from countoff.core.protocol.rule import Divergence
 from countoff.core.settings import Settings
-from countoff.core.verdict import Level, Remedies, Verdict, remedy_for
+from countoff.core.verdict import Remedies, Verdict, remedy_for
 
 NEVER = sys.maxsize
 _EARLY_SPANS = 64
@@ -367,7 +368,7 @@ class State:
         elif counters.evaluation:
             self.alarm = NEVER
         else:
-            every = self.settings.tick_batches
+            every = constants.TICK_BATCHES
             self.alarm = (counters.started // every + 1) * every
 
     def only_ticks(self, counters: SpanCounters) -> bool:
@@ -379,7 +380,7 @@ class State:
         with self.lock:
             if self.alarm != counters.started or not counters.compared:
                 return False
-            self.alarm += self.settings.tick_batches
+            self.alarm += constants.TICK_BATCHES
             return True
 
     # Events from other ranks.
@@ -528,7 +529,7 @@ class State:
         policy = self.settings.uneven_eval
         # With `stop`, a rank that leaves an evaluation alone would leave the others waiting for its credits.
         if not divergence.evaluation or policy in ("raise", "stop"):
-            self.propose(verdict, by_counts=True)
+            self.propose(verdict)
             if self.proposed is not None or divergence.kind == "LearningRateMismatch":
                 return  # counts do not follow from rates: later marks are compared
             if not divergence.evaluation:
@@ -537,36 +538,27 @@ class State:
         if divergence.evaluation and policy == "warn":
             self.note(verdict)
 
-    def find(self, verdict: Verdict, *, by_counts: bool = False) -> None:
+    def find(self, verdict: Verdict) -> None:
         """Takes a finding: it ends the job, becomes a warning, or nothing, as `levels.effect` decides.
 
         The first verdict written wins; all ranks report it. A warning is given once for each kind and subject.
 
         Args:
             verdict: The finding.
-            by_counts: Whether it rests on counts, whatever its kind; see `levels.unless_found`.
         """
-        verdict, level = self.weigh(verdict, by_counts=by_counts)
+        level = effect(verdict, self.settings.levels)
         if level == "raise" and (self.world_size > 1 or verdict.harmful):
             self._propose(verdict)
         elif level != "off":
             self._note(verdict if verdict.harmful is False else as_warning(verdict))
 
-    def weigh(self, verdict: Verdict, *, by_counts: bool = False) -> tuple[Verdict, Level]:
-        """Returns a finding, as it is told in a loop that was found, and what becomes of it."""
-        level = effect(verdict, self.settings.levels)
-        if level != "raise" or not self.evidence.found_by:
-            return verdict, level
-        verdict = unless_found(verdict, self.evidence.found_by, by_counts=by_counts)
-        return verdict, effect(verdict, self.settings.levels)
-
     def note(self, verdict: Verdict) -> None:
         """Takes a finding that does no harm by itself."""
         self.find(replace(verdict, harmful=False))
 
-    def propose(self, verdict: Verdict, *, by_counts: bool = False) -> None:
+    def propose(self, verdict: Verdict) -> None:
         """Takes a finding after which training on would do harm; see `find`."""
-        self.find(replace(verdict, harmful=True), by_counts=by_counts)
+        self.find(replace(verdict, harmful=True))
 
     def _note(self, verdict: Verdict) -> None:
         """Warns, once in the whole job for each kind and subject."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from countoff.core.checks.length import judge_length
+from countoff.core.checks.framework import judge_length
 from countoff.core.checks.streams import sharded_twice
 from countoff.core.counts.batches import check_count
 from countoff.core.plan import BatchPlan, LoaderFacts

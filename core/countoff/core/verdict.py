@@ -68,7 +68,6 @@ class VerdictKind:
         restart: Whether the job may end otherwise if it is started again.
         label: What the line about the ranks begins with; empty: with the verdict's `standing`.
         accuses: Whether that line is there at all.
-        counted: Whether it rests on what this rank counts in its loop, and so on what is taken for the loop.
     """
 
     name: str
@@ -80,7 +79,6 @@ class VerdictKind:
     restart: Restart = "unknown"
     label: str = ""
     accuses: bool = True
-    counted: bool = True
 
     @property
     def accepts(self) -> tuple[Level, ...]:

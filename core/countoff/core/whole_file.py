@@ -36,7 +36,7 @@ def write_whole(path: str, rank: int, content: bytes, *, mode: int = 0o666) -> N
         with open(file, "wb") as opened:
             opened.write(content)
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException:  # an interrupt, too: nothing may stay beside the file
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise

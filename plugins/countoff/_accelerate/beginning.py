@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 from countoff._accelerate import accelerator as reading
 from countoff._accelerate.loader_facts import evaluation_facts
@@ -23,19 +24,20 @@ from countoff.core.totals import Totals
 
 __all__ = ["begin_loop", "goes_on_with"]
 
+NO_EVALUATIONS: Final[Mapping[str, Any]] = MappingProxyType({})
+
 
 def begin_loop(
     accelerator: Any,
     settings: Settings,
     *,
     train: Any,
-    evaluations: Mapping[str, Any],
+    evaluations: Mapping[str, Any] = NO_EVALUATIONS,
     epochs: int | None = None,
     max_steps: int | None = None,
     dataset_size: int | None = None,
     start_epoch: int = 0,
-    found_by: str = "",
-    found_at: int = 0,
+    counts_passes: bool = True,
 ) -> ObservedLoop:
     """Returns a loop whose fit has begun. Collective: every rank must call it, after `accelerator.prepare()`.
 
@@ -48,10 +50,10 @@ def begin_loop(
         max_steps: Optimizer steps after which the run ends, if there is such a limit.
         dataset_size: Samples of the whole train dataset over all ranks.
         start_epoch: Number of the first epoch.
-        found_by: As in `Evidence`. Whoever has found the loop counts its passes, and nobody else hears of it.
-        found_at: As in `Evidence`.
+        counts_passes: Whether the passes over these loaders are counted from here on. Otherwise the caller has those
+            counted that train, and nothing is asked of the train loader that a pass over it would not ask.
     """
-    told = train if not found_by or asks_for_length(train) else None
+    told = train if counts_passes or asks_for_length(train) else None
     facts = reading.train_facts(accelerator, told, epochs=epochs, max_steps=max_steps)
     dp_rank, dp_degree = reading.position_of(accelerator)
     totals = Totals(facts, dp_degree=dp_degree, framework="len(loader)", dataset_size=dataset_size)
@@ -66,7 +68,7 @@ def begin_loop(
         models=Wrappers(lambda: accelerator._models),
     )
     steps_of = functools.partial(reading.is_prepared_optimizer, accelerator)
-    loop = ObservedLoop(fit, epoch=start_epoch, steps_of=steps_of, found_by=found_by, found_at=found_at)
+    loop = ObservedLoop(fit, epoch=start_epoch, steps_of=steps_of, counts_all=counts_passes)
     if not settings.enabled:
         return loop
     loaders: dict[str | None, Any] = {**({} if train is None else {None: train}), **evaluations}
@@ -76,7 +78,7 @@ def begin_loop(
     source_batches = None if told is None else source_length(told)
     fit.watch_schedules(reading.schedules(accelerator), source_batches=source_batches, why=TICKS)
     loop.until_end(observe(accelerator, loop, train))
-    if not found_by:
+    if counts_passes:
         for name, loader in loaders.items():
             reading.log_lengths(accelerator, name or "train", loader)
         loop.passes.expects_train = train is not None
@@ -89,7 +91,7 @@ def begin_loop(
 
 
 def goes_on_with(loop: ObservedLoop, accelerator: Any, train: Any) -> None:
-    """Takes another prepared loader for the train loader of a loop that was found, from its next epoch on."""
+    """Takes another prepared loader for the train loader of a loop, from its next epoch on."""
     told = train if asks_for_length(train) else None
     facts = reading.train_facts(accelerator, told, epochs=None, max_steps=None)
     _, dp_degree = reading.position_of(accelerator)

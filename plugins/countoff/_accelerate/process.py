@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from countoff.core import Verdict
-from countoff.core.checks.processes import NOT_DISTRIBUTED
+from countoff.core.checks.framework import NOT_DISTRIBUTED
 
 __all__ = ["not_distributed", "unwrapped"]
 

@@ -18,12 +18,10 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Subset, WeightedRandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
-from countoff._adapter.rank_reads import own_numbers
 from countoff._adapter.torch_facts import reported_length
 from countoff.core.checks.data import DataIdentity
-from countoff.core.checks.streams import DIGEST, NAME, NAMES, FirstElements, StreamFacts, column_digest
-from countoff.core.data.own_generators import holds_generator
-from countoff.core.data.plain import ABSENT, attribute_of, bases_of, items_of, module_of
+from countoff.core.checks.streams import DIGEST, FirstElements, StreamFacts, column_digest
+from countoff.core.data.plain import ABSENT, attribute_of, items_of, module_of
 from countoff.core.data.unobserved import unobserved
 
 __all__ = ["chosen_rows", "indices_seen", "sampler_inside", "sampler_of", "stream_facts"]
@@ -127,8 +125,7 @@ def _prepared(loader: Any, data: DataIdentity, elements: FirstElements) -> Strea
         facts = StreamFacts("Accelerate", loader.state.num_processes, first_only=True)
         if facts.ways == 1:
             return None
-        facts = _declared(_contents(facts, loader.dataset), loader.dataset, sampler_inside(loader.batch_sampler))
-        return _with_own_numbers(facts, loader.dataset, loader.state.process_index)
+        return _declared(_contents(facts, loader.dataset), loader.dataset, sampler_inside(loader.batch_sampler))
     dataset = loader.dataset
     if isinstance(dataset, accelerate.IterableDatasetShard):
         facts = StreamFacts("Accelerate", dataset.num_processes)
@@ -148,15 +145,6 @@ def _prepared(loader: Any, data: DataIdentity, elements: FirstElements) -> Strea
     sampler = sampler_inside(shard)
     facts = _indices(StreamFacts("Accelerate", shard.num_processes), dataset, sampler, elements)
     return _declared(facts, dataset, sampler)
-
-
-def _with_own_numbers(facts: StreamFacts, dataset: Any, rank: int) -> StreamFacts:
-    """Adds which numbers of this rank the `__iter__` of a class of the user's own reads."""
-    if facts.shares or IterableDataset not in bases_of(type(dataset)):
-        return facts
-    numbers = own_numbers(dataset, rank, facts.ways)
-    fitting = [[each for each in names if len(each) <= NAME and " " not in each][:NAMES] for names in numbers]
-    return facts._replace(rank_names=" ".join(fitting[0]), ranks_names=" ".join(fitting[1]))
 
 
 def _distributed(loader: DataLoader[Any], data: DataIdentity) -> StreamFacts | None:
@@ -201,14 +189,8 @@ def _stream(facts: StreamFacts, dataset: Any, elements: FirstElements) -> Stream
     if _resamples(dataset):
         return facts
     seeds = _shuffle_seeds(dataset)
-    own = "drawn" if seeds is not None or elements.own_generator or holds_generator(dataset) else ""
-    return facts._replace(
-        prints=elements.prints,
-        parts=elements.parts,
-        drawn=elements.drawn,
-        seed=_digest(repr(seeds)) if seeds else _seed(dataset),
-        order=own,
-    )
+    seed = _digest(repr(seeds)) if seeds else _seed(dataset)
+    return facts._replace(prints=elements.prints, parts=elements.parts, seed=seed)
 
 
 def _indices(facts: StreamFacts, dataset: Any, sampler: Any, elements: FirstElements) -> StreamFacts:
@@ -216,7 +198,7 @@ def _indices(facts: StreamFacts, dataset: Any, sampler: Any, elements: FirstElem
     facts = _contents(facts, dataset)._replace(sampler=True)
     if isinstance(sampler, WeightedRandomSampler) or (isinstance(sampler, RandomSampler) and sampler.replacement):
         return facts  # drawn with replacement, indices need not be those of the other ranks
-    facts = facts._replace(prints=elements.prints, order="shuffled" if isinstance(sampler, RandomSampler) else "")
+    facts = facts._replace(prints=elements.prints, shuffled=isinstance(sampler, RandomSampler))
     length = reported_length(sampler)
     whole = reported_length(dataset.dataset if type(dataset) is Subset else dataset)
     return facts if facts.contents else facts._replace(length=length, whole=whole)
@@ -294,11 +276,11 @@ def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=DIGEST // 2).hexdigest()
 
 
-def _shuffle_seeds(dataset: Any) -> list[int] | None:
-    """The seeds by which the stages of a pipeline of webdataset shuffle, where given; None if it does not shuffle."""
+def _shuffle_seeds(dataset: Any) -> list[int]:
+    """The seeds by which the stages of a pipeline of webdataset shuffle, where given."""
     stages = [stage for stage in _pipeline(dataset) if "shuffle" in _name_of(stage)]
     found = [getattr(stage, "kw", {}).get("seed") for stage in stages]
-    return [seed for seed in found if isinstance(seed, int)] if stages else None
+    return [seed for seed in found if isinstance(seed, int)]
 
 
 def _name_of(stage: Any) -> str:

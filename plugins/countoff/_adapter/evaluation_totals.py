@@ -49,7 +49,7 @@ class EvaluationTotals:
             batches: Batches that this rank has read of it; None if the loop has left it before its end.
         """
         self._found[name] = {}
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # of the user's own loader and sampler
             if batches is not None and (facts := self._facts_of(loader)) is not None:
                 label = name if self._several else ""
                 self._found[name] = evaluation_metrics(facts, batches=batches, dp_degree=self._dp_degree, name=label)

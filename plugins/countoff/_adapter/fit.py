@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from countoff._adapter import kubeflow
-from countoff._adapter.held_datasets import held_datasets
+from countoff._adapter.held_datasets import dealt_rows
 from countoff._adapter.schedule_watch import Schedule, ScheduleWatch, run_length
 from countoff._adapter.split_sample import split_sample
 from countoff._adapter.torch_facts import learning_rates, schedule_positions
-from countoff._adapter.trackers.open_runs import open_runs
 from countoff._adapter.weight_hashes import PendingReplicas, shared_models
 from countoff._adapter.whole_epochs import may_begin_inside, whole_epoch
 from countoff._adapter.words import Words
 from countoff.core import FitPlan, Guard, LoaderFacts, Settings, Verdict
-from countoff.core.checks.datasets import HeldDataset
 from countoff.core.checks.horizon import RunLength
 from countoff.core.checks.learning_rates import SchedulePlan
 from countoff.core.checks.model import SharedModel
@@ -79,15 +76,12 @@ class Fit:
         own: This rank.
         totals: The totals of an epoch; None for an evaluation outside of a fit, and as long as they are not known.
         steps_before: Optimizer steps of the run that were applied before the fit.
-        optimizers: Returns the optimizers whose learning rates are compared; called every `tick_batches` batches.
+        optimizers: Returns the optimizers whose learning rates are compared; called every 64 batches.
         schedulers: Returns the learning-rate schedulers, as far as they are known; a resumed run compares where they
             stand with its checkpoint.
         ticks_per_step: How often a scheduler is stepped at each optimizer step, at most.
         models: Returns the modules that are compared, as the framework wraps them; called when the fit begins and every
             `weights_every` optimizer steps. None: none are compared.
-        tells_kubeflow: Whether the fit tells Kubeflow how far it is, where that is asked for; False where the framework
-            tells it itself.
-        loggers: Returns the framework's loggers, one of which may be all that shows the run of its tracker.
 
     Attributes:
         settings: The user's choices.
@@ -114,8 +108,6 @@ class Fit:
         schedulers: Callable[[], Iterable[Any]] = tuple,
         ticks_per_step: int = 1,
         models: Callable[[], Iterable[Any]] | None = None,
-        tells_kubeflow: bool = True,
-        loggers: Callable[[], Iterable[Any]] = tuple,
     ) -> None:
         self.settings = settings
         self.own = own
@@ -129,8 +121,6 @@ class Fit:
         self._schedulers = schedulers
         self._ticks_per_step = ticks_per_step
         self._models = models
-        self._tells_kubeflow = tells_kubeflow
-        self._loggers = loggers
         self.short = ShortEpochs()
         self.left = False
         self.epochs_ended = 0
@@ -194,17 +184,13 @@ class Fit:
         """
         planned = self.schedules.plans(self.steps_before) if schedules is None else schedules
         self.guard.trace_totals(self._totals_known, self._steps_left)
-        if self._tells_kubeflow and self.own.rank == 0 and kubeflow.is_asked_for():
-            self.guard.listen(kubeflow.StatusPosts(self))
-        split = self._split(loaders)
         self.guard.fit_start(
-            plan,
+            replace(plan, dataset_rows=self._dealt_rows(loaders.get(None))),
             versions,
             planned,
             own_length=own_length,
             models=self._shared_models(),
-            datasets=self._held_datasets(loaders, ends=split is None),
-            split=split,
+            split=self._split(loaders),
         )
         self._take_common_length(None)
 
@@ -305,11 +291,6 @@ class Fit:
         """The optimizer steps of the whole run until now."""
         return self.steps_before + self.guard.steps
 
-    @property
-    def total_steps(self) -> int | None:
-        """The optimizer steps of the whole run; None while they are not known."""
-        return None if self.totals is None else self.totals.plan.total_steps
-
     def progress(self) -> float | None:
         """Returns the fraction of the train epoch that this rank has done, 0 to 1; None while that is unknown."""
         return None if self.totals is None else self.totals.progress(self.guard.train_batches)
@@ -320,7 +301,7 @@ class Fit:
 
     def sharded_twice(self) -> Verdict | None:
         """Returns a warning if the train loader has a share of this rank's share, where data is compared at all."""
-        return None if self.totals is None or not self.settings.fingerprint_batches else self.totals.sharded_twice()
+        return None if self.totals is None or not self.settings.compare_data else self.totals.sharded_twice()
 
     def learn_length(self) -> Verdict | None:
         """Updates the totals by the train epoch that the end of its loader is about to end.
@@ -380,33 +361,29 @@ class Fit:
             ticks_per_step=self._ticks_per_step,
             weights=None if models is None else lambda: PendingReplicas(() if self.trains_apart else models()),
             framework=self._words.framework,
-            trackers=lambda: open_runs(self._loggers),
         )
 
     def _shared_models(self) -> Sequence[SharedModel]:
-        compared = self.settings.levels.get("ModelMismatch") != "off"
-        if self._models is None or self.own.world_size == 1 or self.trains_apart or not compared:
+        if self._models is None or self.own.world_size == 1 or self.trains_apart:
             return ()
         with contextlib.suppress(Exception):  # as without a process group any more: nothing is proved then
             return shared_models(self._models())
         return ()
 
-    def _held_datasets(self, loaders: Mapping[str | None, Any], *, ends: bool) -> Sequence[HeldDataset]:
-        if not self._compares_data("DatasetsDiffer"):
-            return ()
-        rows = None if self.totals is None else self.totals.dataset_rows
-        own = self.own
-        found = held_datasets(loaders, dp_rank=own.dp_rank, dp_degree=own.dp_degree, train_rows=rows)
-        return [each if ends else each._replace(ends=None) for each in found]  # the split tells more than the ends
+    def _dealt_rows(self, loader: Any) -> int | None:
+        if not self._compares_data:
+            return None
+        known = None if self.totals is None else self.totals.dataset_rows
+        return dealt_rows(loader, dp_rank=self.own.dp_rank, dp_degree=self.own.dp_degree, known=known)
 
     def _split(self, loaders: Mapping[str | None, Any]) -> SplitSample | None:
-        if not self._compares_data("SplitLeak"):
+        if not self._compares_data or self.settings.levels.get("SplitLeak") == "off":
             return None
         return split_sample(loaders, dp_rank=self.own.dp_rank, dp_degree=self.own.dp_degree)
 
-    def _compares_data(self, kind: str) -> bool:
-        off = not self.settings.fingerprint_batches or self.settings.levels.get(kind) == "off"
-        return self.own.world_size > 1 and not off
+    @property
+    def _compares_data(self) -> bool:
+        return self.own.world_size > 1 and self.settings.compare_data
 
     def _totals_known(self) -> Mapping[str, float]:
         return {} if self.totals is None else self.totals.plan.metrics()

@@ -1,53 +1,44 @@
-"""Reads what a rank's objects store about the datasets that samplers deal out to all ranks: `DatasetsDiffer`.
+"""Reads what a rank's objects store about the datasets that samplers deal out to all ranks.
 
 A dataset of a class of the user's own is asked for nothing. Its length is known where something else has asked for it:
-the sampler when it was made, or the facts of the train loader.
+the facts of the train loader.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from countoff._adapter.dealt_streams import chosen_rows
 from countoff._adapter.sampling import accelerate_classes, samplers_of
 from countoff._adapter.torch_facts import of_library
-from countoff.core.checks.datasets import HeldDataset
 from countoff.core.data.plain import ABSENT, attribute_of, in_class, items_of
 from countoff.core.data.unobserved import unobserved
 
-__all__ = ["dealt", "held_datasets", "is_of_hub", "rows_of"]
+__all__ = ["dealt", "dealt_rows", "is_of_hub", "rows_of"]
 
 
-def held_datasets(
-    loaders: Mapping[str | None, Any], *, dp_rank: int, dp_degree: int, train_rows: int | None = None
-) -> Iterator[HeldDataset]:
-    """Yields what is known of the datasets that all ranks must hold alike, the train dataset first. Raises nothing.
+def dealt_rows(loader: Any, *, dp_rank: int, dp_degree: int, known: int | None = None) -> int | None:
+    """Returns the rows of the dataset that all ranks must hold alike; None if that is not proven or not known.
+
+    It raises nothing.
 
     Args:
-        loaders: Loaders by the evaluation's name; None for the train loader.
+        loader: The train loader.
         dp_rank: The dp_rank of this rank.
         dp_degree: The number of dp_ranks.
-        train_rows: What `len` of the train loader's dataset has given; None if that is not known.
+        known: What `len` of the loader's dataset has given; None if that is not known.
     """
-    for name, loader in sorted(loaders.items(), key=lambda each: each[0] is not None):
-        with contextlib.suppress(Exception):  # objects of the user's may be made of anything
-            found = dealt(loader, dp_rank, dp_degree)
-            if found is None:
-                continue
-            dataset, share = found
+    with contextlib.suppress(Exception):  # objects of the user's may be made of anything
+        dataset = dealt(loader, dp_rank, dp_degree)
+        if dataset is not None:
             rows = rows_of(dataset)
-            if rows is None and name is None and dataset is loader.dataset:
-                rows = train_rows
-            # What rows of the train dataset were chosen is told with the first batches, by `stream_facts`.
-            ends = None if name is None else _ends(dataset)
-            yield HeldDataset(name or "", rows, share if rows is None else None, _columns(dataset), ends)
+            return known if rows is None and dataset is loader.dataset else rows
+    return None
 
 
 def rows_of(dataset: Any) -> int | None:
@@ -77,8 +68,8 @@ def rows_of(dataset: Any) -> int | None:
     return None if items is None else len(items)
 
 
-def dealt(loader: Any, dp_rank: int, dp_degree: int) -> tuple[Any, int | None] | None:
-    """Returns the dataset that is dealt out to all ranks, and the rows of each rank's share if its sampler stores that.
+def dealt(loader: Any, dp_rank: int, dp_degree: int) -> Any:
+    """Returns the dataset that is dealt out to all ranks.
 
     None where it may be right that the ranks' datasets differ: nothing deals one out, or not to all of the data ranks.
 
@@ -94,31 +85,13 @@ def dealt(loader: Any, dp_rank: int, dp_degree: int) -> tuple[Any, int | None] |
     own = (dp_rank, dp_degree)
     for sampler in samplers_of(loader):
         if isinstance(sampler, accelerate_classes("BatchSamplerShard")):
-            return (loader.dataset, None) if (sampler.process_index, sampler.num_processes) == own else None
+            return loader.dataset if (sampler.process_index, sampler.num_processes) == own else None
         if isinstance(sampler, DistributedSampler):
             exact = type(sampler) is DistributedSampler
             known = exact or of_library(type(sampler))
             if not known or (sampler.rank, sampler.num_replicas) != own:
                 return None
-            return (sampler.dataset, sampler.num_samples) if exact else (loader.dataset, None)
-    return None
-
-
-def _columns(dataset: Any) -> list[str] | None:
-    return [str(name) for name in dataset._data.column_names] if is_of_hub(dataset) else None
-
-
-def _ends(dataset: Any) -> tuple[int, int] | None:
-    """The first and the last index by which a dataset was chosen from another one."""
-    rows = rows_of(dataset)
-    if not rows:
-        return None
-    if in_class(type(dataset), "__len__") is Subset.__len__:
-        first, last = chosen_rows(attribute_of(dataset, "indices"), (0, rows - 1))
-        return first, last
-    if is_of_hub(dataset) and dataset._indices is not None:
-        column = dataset._indices.column(0)
-        return column[0].as_py(), column[rows - 1].as_py()
+            return sampler.dataset if exact else loader.dataset
     return None
 
 

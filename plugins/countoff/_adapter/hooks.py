@@ -138,7 +138,7 @@ class SharedHooks(Generic[Watcher]):
             for (owner, name), instead in self._methods().items():
                 if (owner, name) not in self._hooks:
                     self._hooks[owner, name] = MethodHook(owner, name, instead=instead)
-        except BaseException:
+        except BaseException:  # an interrupt, too: no half of the methods may stay replaced
             remove()
             raise
         return remove

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from countoff._adapter.hooks import MethodHook
 from countoff.core import Guard
 from countoff.core.at_exit import at_exit, exception_at_exit
-from countoff.core.ending.exit_codes import leave_with_code
 
 __all__ = ["ExitHooks", "LeftFit"]
 
@@ -31,12 +30,7 @@ class ExitHooks:
     def __init__(self, failed: Callable[[BaseException], None], ended: Callable[[], None]) -> None:
         self._ended = ended
         self._cancel_at_exit: Callable[[], None] | None = None
-        self._excepthook = MethodHook(
-            sys,
-            "excepthook",
-            before=lambda _, error, __: failed(error),
-            after=lambda _, error, __: leave_with_code(error),  # a hook that `failed` has placed comes too late
-        )
+        self._excepthook = MethodHook(sys, "excepthook", before=lambda _, error, __: failed(error))
 
     def register_at_exit(self) -> None:
         """Registers, or registers again, the function for the program's end.

@@ -110,7 +110,7 @@ class LoaderObserver:
                 if self._exhausted is not None:
                     self._exhausted()
                 return
-            except Exception as error:
+            except Exception as error:  # of the user's own data set
                 self._failing(error)
                 raise
             self._waited(time.perf_counter() - began)

@@ -20,7 +20,7 @@ from countoff._adapter.held_batch import HeldBatch
 from countoff._adapter.iterator_proxy import IteratorProxy
 from countoff._adapter.sampling import fingerprint_batch, take_fingerprint
 from countoff.core import DivergenceError, Guard, Verdict
-from countoff.core.checks.unseen import UNSEEN_LOADER
+from countoff.core.checks.framework import UNSEEN_LOADER
 from countoff.core.data.fingerprint import Begun
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.evidence import SHARED_PASS
@@ -231,7 +231,7 @@ class LoaderPasses:
         span, counters = self._open[-1] if self._open else None, self.guard.span
         if span is None or span.epoch is None or span.position or not span.compared or span.at_end:
             return None
-        first = counters.started == 1 and counters.credits is None and self.guard.state.settings.tick_batches > 1
+        first = counters.started == 1 and counters.credits is None
         return span if first and not self.guard.steps and self.is_untrained() else None
 
     def _begin_again(self, looked: _Span, ahead: Any, thread: int) -> _Span:
@@ -422,7 +422,7 @@ class _Count:
         except DivergenceError:
             self._passes.diverged()
             raise
-        except Exception as error:
+        except Exception as error:  # of the user's own data set
             if self._lock is not None:
                 self._leave_shared(ended=False)
             elif self._span is not None:

@@ -19,7 +19,6 @@ from countoff.core.at_exit import exception_at_exit
 from countoff.core.checks.learning_rates import SchedulePlan
 from countoff.core.checks.resume import UNREADABLE, Restored, ResumeRecord
 from countoff.core.ending import shutdown
-from countoff.core.ending.exit_codes import code_of
 
 __all__ = ["ObservedLoop", "active_loops"]
 
@@ -34,8 +33,7 @@ class ObservedLoop:
         fit: The fit.
         epoch: Number of the first train epoch.
         steps_of: Returns whether a step of an optimizer belongs to this loop; None: every step does.
-        found_by: As in `Evidence`.
-        found_at: As in `Evidence`.
+        counts_all: As in `Evidence`.
 
     Attributes:
         fit: The fit.
@@ -58,8 +56,7 @@ class ObservedLoop:
         *,
         epoch: int = 0,
         steps_of: Callable[[Any], bool] | None = None,
-        found_by: str = "",
-        found_at: int = 0,
+        counts_all: bool = True,
     ) -> None:
         self.fit = fit
         self.passes = LoaderPasses(
@@ -80,7 +77,7 @@ class ObservedLoop:
         self._start_epoch, self._start_step = epoch, 0
         self._plan, self._versions = FitPlan(), dict[str, str]()
         self._steps_of = steps_of
-        self._found_by, self._found_at = found_by, found_at
+        self._counts_all = counts_all
         self._stepping: set[int] = set()  # the ids of the optimizers that have stepped in a train epoch
         self._release = contextlib.ExitStack()
         self._exit_hooks: ExitHooks | None = None
@@ -246,7 +243,7 @@ class ObservedLoop:
         loaders: Mapping[str | None, Any] = NO_LOADERS,
     ) -> None:
         self.guard.evidence.optimizers_told = self._steps_of is not None
-        self.guard.evidence.found_by, self.guard.evidence.found_at = self._found_by, self._found_at
+        self.guard.evidence.counts_all = self._counts_all
         self.fit.begin(plan, self._versions, schedules, own_length=self.own_length, loaders=loaders)
         if self._exit_hooks is not None:
             self._exit_hooks.register_at_exit()
@@ -374,7 +371,7 @@ class ObservedLoop:
         self.guard.close()  # waits until a verdict is printed
         if late:
             # The verdict came after the program's last line: only an exit code can report it.
-            shutdown.exit_now(code_of(self.guard.verdict, self.fit.settings))
+            shutdown.exit_now()
 
 
 def active_loops() -> list[ObservedLoop]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, NoReturn
 
-from countoff.core import Settings, SettingsError
+from countoff.core import Finding, Settings, SettingsError
 
 __all__ = ["Options", "cannot_make_even", "own_arguments", "with_common_end"]
 
@@ -75,26 +75,17 @@ class Options:
         uneven_train: What to do about train loaders of different lengths: `raise` ends the job, `stop` ends each epoch
                 on every rank with the shortest one, `repeat` lets short ranks repeat batches until the longest ends.
         uneven_eval: What to do about evaluations of different lengths: `warn`, `raise`, `allow`, or `stop`, which ends
-                each evaluation on every rank with the shortest one.
-        lookahead: Batches that each rank fetches ahead of the one it trains on, with `uneven_train` or `uneven_eval`
-                `stop` or `repeat`; at least 1, and equal on all ranks.
-        eval_ranks: The ranks that evaluate, if not all of them do; evaluations are then not compared.
+                each evaluation on every rank with the shortest one. With `off`, evaluations are not compared, so that
+                only some ranks may evaluate.
         stall_seconds: Seconds without progress of any rank after which their stacks are reported.
         lost_seconds: Seconds without any answer of a host after which its ranks are lost.
-        grace_seconds: Seconds before a process whose main thread is blocked in a collective is ended.
         deadline_seconds: Seconds that the start of a fit waits for the other ranks.
-        voice_ranks: Ranks from which on one rank of each host speaks with the job's store for all of that host; 0 for
-            never. Rank 0's counts for all.
-        tick_batches: Batches between two comparisons of steps and learning rates within an epoch.
-        fingerprint_batches: Batches at the start of every train epoch whose data is compared; 0 for none.
+        compare_data: Whether what the ranks read is compared: the first batches of every train epoch, and the datasets.
         weights_every: Optimizer steps between two comparisons of the ranks' weights; 0 for none.
         verdict_file: Path of a JSON file for the verdict that ends the fit, for a scheduler to read.
         trace_dir: Path of a directory for the trace, to which every rank writes what it does.
-        notify: Addresses of apprise, such as `slack://…`, that are told of findings; False also leaves alone the runs
-                that trackers have open.
-        termination_log: Path of Kubernetes' termination log, if it is not `/dev/termination-log`.
-        exit_codes: By what is known of a restart (`useless`, `may_help`, `unknown`), the exit code of a process that
-                the verdict ends.
+        notify: Addresses of apprise, such as `slack://…`, that are told of findings.
+        on_finding: A function that is called with each finding, on one rank and on a thread of its own.
 
     Attributes:
         settings: The settings in force.
@@ -113,22 +104,16 @@ class Options:
         levels: dict[str, Literal["raise", "warn", "off"]] | None = None,
         totals: Literal["log", "fix"] | None = None,
         uneven_train: Literal["raise", "stop", "repeat"] | None = None,
-        uneven_eval: Literal["warn", "raise", "allow", "stop"] | None = None,
-        lookahead: int | None = None,
-        eval_ranks: list[int] | None = None,
+        uneven_eval: Literal["warn", "raise", "allow", "off", "stop"] | None = None,
         stall_seconds: float | None = None,
         lost_seconds: float | None = None,
-        grace_seconds: float | None = None,
         deadline_seconds: float | None = None,
-        voice_ranks: int | None = None,
-        tick_batches: int | None = None,
-        fingerprint_batches: int | None = None,
+        compare_data: bool | None = None,
         weights_every: int | None = None,
         verdict_file: str | os.PathLike[str] | None = None,
         trace_dir: str | os.PathLike[str] | None = None,
-        notify: bool | str | list[str] | None = None,
-        termination_log: str | os.PathLike[str] | None = None,
-        exit_codes: dict[str, int] | None = None,
+        notify: str | list[str] | None = None,
+        on_finding: Callable[[Finding], object] | None = None,
         **unknown: NoReturn,  # so that type checkers refuse it, and the settings name it
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "unknown", "__class__")}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -12,23 +11,14 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
-from countoff._adapter.scheduler_curves import curve_of, ticks_of, undisturbed
+from countoff._adapter.declared_schedules import UnknownTicks, declared_ending, ticks_of
 from countoff.core import BatchPlan, Verdict
-from countoff.core.checks.horizon import (
-    Horizon,
-    RunLength,
-    Stepping,
-    guessed_horizon,
-    horizon_of,
-    run_out,
-    wrong_horizon,
-)
+from countoff.core.checks.horizon import Horizon, RunLength, Stepping, run_out, wrong_horizon
 from countoff.core.checks.learning_rates import SchedulePlan
-from countoff.core.counts.curves import Curve
+from countoff.core.counts.schedules import Ending
 
 __all__ = ["Schedule", "ScheduleWatch", "run_length"]
 
-_log = logging.getLogger("countoff")
 _MOST_PLANS = 2
 _FEWEST_STEPS, _MOST_STEPS = 3, 8
 """Optimizer steps in which the pace of a scheduler is observed."""
@@ -40,7 +30,7 @@ class Schedule:
 
     Attributes:
         name: The scheduler's class.
-        curve: Returns its curve, the learning rate after a number of ticks; None if it has none. It is called once.
+        ending: Returns where it ends, in ticks; None if that is not declared. A checkpoint may change it.
         ticks: Returns how often it was stepped until now.
         pace: Ticks per optimizer step, above 0; None: it is observed.
         reasons: Why it may tick several times per step, by how often, in a few words: ``{4: "once per process"}``.
@@ -48,7 +38,7 @@ class Schedule:
     """
 
     name: str
-    curve: Callable[[], Curve | None]
+    ending: Callable[[], Ending | None]
     ticks: Callable[[], int]
     pace: Fraction | None = None
     reasons: Mapping[int, str] = field(default_factory=dict[int, str])
@@ -56,7 +46,7 @@ class Schedule:
 
     @classmethod
     def of(cls, scheduler: Any, pace: Fraction | None = None, reasons: Mapping[int, str] | None = None) -> Schedule:
-        """Returns the schedule of a scheduler, which is copied when its curve is asked for.
+        """Returns the schedule of a scheduler.
 
         Args:
             scheduler: The scheduler, unwrapped.
@@ -64,25 +54,23 @@ class Schedule:
             reasons: Why it may tick several times per step.
         """
         name = type(scheduler).__name__
-        return cls(name, lambda: curve_of(scheduler), lambda: ticks_of(scheduler), pace, reasons or {})
+        return cls(name, lambda: declared_ending(scheduler), lambda: ticks_of(scheduler), pace, reasons or {})
 
     def horizon(self, run: RunLength, begin: tuple[int, int]) -> Horizon | None:
-        """Returns where the schedule ends, by its present pace; None if it has no end that can be seen.
+        """Returns where the schedule ends, by its present pace; None if that is not known.
 
         Args:
             run: How long the run is.
             begin: Optimizer steps of the whole run, and the ticks that belong to them.
         """
-        curve = self.curve() if self.pace is not None else None
-        if self.pace is None or curve is None:
+        ending = self.ending()
+        if self.pace is None or ending is None:
             return None
         by_batch = {run.gradient_accumulation_steps: "once per batch"}
-        paced_by = {**by_batch, **self.reasons}.get(self._often(run), "")
-        with undisturbed():
-            return horizon_of(self.name, curve, run, pace=self.pace, paced_by=paced_by, before=begin)
+        return Horizon(self.name, ending, self.pace, {**by_batch, **self.reasons}.get(self._often(run), ""), begin)
 
     def plan(self, run: RunLength, steps: int) -> SchedulePlan | None:
-        """Returns what the schedule will do in the run, for the roll call; None if no copy stands for it.
+        """Returns what the schedule will do in the run, for the roll call; None if its end is not known.
 
         Where its pace is not known, it is stepped once per epoch at least.
 
@@ -90,15 +78,11 @@ class Schedule:
             run: How long the run is.
             steps: Optimizer steps of the whole run until now.
         """
-        if (curve := self.curve()) is None:
+        if (ending := self.ending()) is None:
             return None
-        begin, left = self.ticks(), (run.steps or run.steps_per_epoch or 1) - (steps if run.steps else 0)
+        left = (run.steps or run.steps_per_epoch or 1) - (steps if run.steps else 0)
         sure = run.epochs or 1 if self.pace is None else math.floor(max(0, left - 1) * self.pace) + 1
-        pace = Fraction(1) if self.pace is None else self.pace
-        with undisturbed():
-            horizon = horizon_of(self.name, curve, run, pace=pace, before=(steps, begin))
-            made_for = None if horizon is None else horizon.made_for
-            return SchedulePlan.of(self.name, curve, begin=begin, ticks=sure, made_for=made_for)
+        return SchedulePlan.of(self.name, ending, begin=self.ticks(), ticks=sure)
 
     def explained(self, run: RunLength) -> bool:
         """Whether one of the reasons tells why it ticks as often as it does."""
@@ -112,14 +96,13 @@ class Schedule:
 
 
 def _contained(compare: Callable[..., Verdict | None]) -> Callable[..., Verdict | None]:
-    """Lets no exception into the training loop: a scheduler of the user's may do anything where it is looked at."""
+    """Ends the check of a scheduler that does not show how often it was stepped."""
 
     @functools.wraps(compare)
     def contained(watch: ScheduleWatch, *arguments: Any) -> Verdict | None:
         try:
             return compare(watch, *arguments)
-        except Exception:
-            _log.debug("the learning-rate schedules are not compared", exc_info=True)
+        except UnknownTicks:
             watch.forget()
             return None
 
@@ -149,7 +132,7 @@ class ScheduleWatch:
         stepping: Stepping | None = None,
     ) -> None:
         self.end_step: int | None = None
-        self._schedules = list(schedules)
+        self._schedules = [each for each in schedules if each.ending() is not None]
         self._run_of = run
         self._why = why
         self._stepping = stepping or Stepping()
@@ -167,10 +150,9 @@ class ScheduleWatch:
         """
         try:
             found = [each.plan(self._run(), steps) for each in self._schedules[:_MOST_PLANS]]
-        except Exception:
-            _log.debug("the learning-rate schedules of the ranks are not compared", exc_info=True)
+        except UnknownTicks:
             return []
-        return [plan for plan in found if plan is not None] if None not in found else []
+        return [plan for plan in found if plan is not None]
 
     @_contained
     def begin(self, steps: int) -> Verdict | None:
@@ -241,14 +223,14 @@ class ScheduleWatch:
         return self._compare(steps)
 
     def _compare(self, steps: int) -> Verdict | None:
-        """Compares the schedules whose pace is known with the run, as far as its length is."""
+        """Compares the schedules whose pace is known with the run, if its length is."""
         run = self._run()
+        if run.steps is None:  # an epoch that begins with a learning rate of 0 may still tell
+            return None
         for schedule in [each for each in self._schedules if each.pace is not None]:
             horizons = [schedule.horizon(run, begin) for begin in self._begins_of(schedule, steps)]
             found = [each for each in horizons if each is not None]
             wrong = [self._wrong(schedule, horizon, run) for horizon in found]
-            if run.steps is None and None in wrong:
-                continue  # an epoch that begins with a learning rate of 0 may still tell
             self._schedules.remove(schedule)
             if not wrong:
                 continue
@@ -259,13 +241,10 @@ class ScheduleWatch:
         return None
 
     def _wrong(self, schedule: Schedule, horizon: Horizon, run: RunLength) -> Verdict | None:
-        """Returns what is wrong with where a schedule ends; a guess where nobody has told the length of the run."""
-        why = self._why_of(schedule)
-        if run.steps is None:
-            return guessed_horizon(horizon, run, why=why)
-        if schedule.of_framework and horizon.warmup_end_step <= run.steps:
+        """Returns what is wrong with where a schedule ends."""
+        if schedule.of_framework and horizon.warmup_end_step <= (run.steps or 0):
             return None
-        return wrong_horizon(horizon, run, why=why, stepping=self._stepping)
+        return wrong_horizon(horizon, run, why=self._why_of(schedule), stepping=self._stepping)
 
     def _begins_of(self, schedule: Schedule, steps: int) -> list[tuple[int, int]]:
         """Returns optimizer steps and ticks that belong together, for each way in which the schedule may be meant."""

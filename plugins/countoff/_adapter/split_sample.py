@@ -57,7 +57,7 @@ def split_sample(loaders: Mapping[str | None, Any], *, dp_rank: int, dp_degree: 
     """
     with contextlib.suppress(Exception), unobserved():  # objects of the user's may be made of anything
         train = dealt(loaders.get(None), dp_rank, dp_degree)
-        chosen = None if train is None else _choice(train[0])
+        chosen = None if train is None else _choice(train)
         others = [_choice(each.dataset) for name, each in loaders.items() if name and isinstance(each, DataLoader)]
         evaluated = [each for each in others if each is not None and chosen and _is_same(each.parent, chosen.parent)]
         if chosen is None or not evaluated:

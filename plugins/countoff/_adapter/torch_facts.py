@@ -71,7 +71,7 @@ def reported_length(loader: Any) -> int | None:
     """Returns ``len(loader)``; None if it has none. Iterable loaders define `__len__` and raise anything in it."""
     try:
         return len(loader)
-    except Exception:
+    except Exception:  # of a `__len__` of the user's own
         return None
 
 

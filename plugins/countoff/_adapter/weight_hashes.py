@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import re
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from countoff.core.checks.model import Parameter, SharedModel
+from countoff.core.checks.model import SharedModel
 from countoff.core.checks.weights import Replicas
 from countoff.core.data.device_copy import DeviceCopy, is_capturing, is_on_gpu
 from countoff.core.data.plain import attributes_of, bases_of
@@ -34,8 +33,6 @@ BLOCKS_ON_CPU, _BLOCKS_ON_GPU = 8, 128
 _ROWS = 8
 """A tensor that is not contiguous is copied in multiples of so many rows: whole words, whatever its type."""
 _OWN_HOOKS = "torch.distributed.algorithms.ddp_comm_hooks."
-_OF_WRAPPERS = re.compile(r"\b(?:_orig_mod|_checkpoint_wrapped_module)\.")
-"""What torch.compile and activation checkpointing put into the names of parameters."""
 
 
 def _signed(number: int) -> int:
@@ -105,18 +102,18 @@ def shared_models(models: Iterable[Any]) -> list[SharedModel]:
     Args:
         models: Modules that the rank trains.
     """
-    by_ranks: dict[tuple[int, ...], list[list[Parameter]]] = {}
+    by_ranks: dict[tuple[int, ...], list[list[tuple[int, str, bool]]]] = {}
     with unobserved(), torch.no_grad():
         for model in models:
-            own: dict[tuple[int, ...], list[Parameter]] = {}
-            for ranks, name, values, needs_gradient in held_in_common([model]):
+            own: dict[tuple[int, ...], list[tuple[int, str, bool]]] = {}
+            for ranks, _, values, needs_gradient in held_in_common([model]):
                 form = f"{tuple(values.shape)} {values.dtype}"
-                own.setdefault(ranks, []).append(Parameter(_OF_WRAPPERS.sub("", name), form, needs_gradient))
+                own.setdefault(ranks, []).append((values.numel(), form, needs_gradient))
             for ranks, parameters in own.items():
                 by_ranks.setdefault(ranks, []).append(parameters)
     # Several models are in an order that all ranks have: a framework may have them in one of its own on each.
     return [
-        SharedModel(ranks, [each for parameters in sorted(held) for each in parameters], len(held))
+        SharedModel.of_ranks(ranks, [each for parameters in sorted(held) for each in parameters], len(held))
         for ranks, held in sorted(by_ranks.items())
     ]
 

@@ -19,7 +19,7 @@ __all__ = ["EVEN", "LENGTH_OF_ONE_RANK", "READS_BY_DP_RANK", "STOP", "Words", "d
 STOP = "uneven_train='stop'"
 """The option that lets a job with uneven loaders go on."""
 _STOP_EVAL = "uneven_eval='stop'"
-_NO_SAMPLES = "fingerprint_batches=0"
+_NO_SAMPLES = "compare_data=False"
 
 EVEN = {"Truncated": "with `uneven_train`", "Repeated": "with `uneven_train`"}
 """When an adapter whose framework leaves uneven ranks to countoff reports what became of their batches."""
@@ -73,9 +73,9 @@ def uneven_remedies(
             "with the shortest one, and what longer ranks have left is not used."
         )
     stops = f", or let it stop on all ranks with the shortest one: {option.format(_STOP_EVAL)}" if goes_on else ""
-    allowed, declared = option.format("uneven_eval='allow'"), option.format("eval_ranks=[0]")
+    allowed, declared = option.format("uneven_eval='allow'"), option.format("uneven_eval='off'")
     evaluate = f"let all ranks evaluate after the same batch{together and ': '}{together}."
-    apart = f"if only some ranks are to evaluate, say which, on every rank: {declared}. Otherwise " if alone else ""
+    apart = f"if only some ranks are to evaluate, say so on every rank: {declared}. Otherwise " if alone else ""
     return {
         "": train,
         "evaluation": (

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
-from types import SimpleNamespace
 from typing import Any
 
-from composer.core import Timestamp
+from composer import optim
+from composer.core import Time
 
-from countoff._adapter.object_copies import NotCopied, copied
 from countoff._adapter.schedule_watch import Schedule
-from countoff._composer.state import made_with, own_schedulers, times_of
-from countoff.core.counts.curves import Curve, UnknownRate
+from countoff._composer.state import made_with, own_schedulers
+from countoff.core.counts.schedules import Ending, decay, milestones, vanishing, warmup
 
 __all__ = ["schedules"]
 
 
 def schedules(state: Any, *, length_is_right: bool) -> Iterator[Schedule]:
-    """Yields the schedules of a run, as far as they can be followed.
+    """Yields the schedules of a run.
 
     Composer steps torch's schedulers after every epoch or after every batch, which its State does not show: their
     first steps do.
@@ -32,44 +31,73 @@ def schedules(state: Any, *, length_is_right: bool) -> Iterator[Schedule]:
     for scheduler in own:
         yield Schedule.of(scheduler)
     if not own and len(state.schedulers) == 1:  # several multiply their factors
-        yield from _by_time(state, state.schedulers[0], length_is_right)
+        yield _by_time(state, state.schedulers[0], length_is_right)
 
 
-def _by_time(state: Any, compiled: Any, length_is_right: bool) -> Iterator[Schedule]:
-    """Yields the schedule of one of Composer's own schedulers, as a function of batches, if it can be one."""
+def _by_time(state: Any, compiled: Any, length_is_right: bool) -> Schedule:
+    """The schedule of one of Composer's own schedulers, in batches."""
     with_it = made_with(compiled.lr_lambdas[0])
-    units = {"".join(filter(str.isalpha, time)) for time in times_of(with_it["scheduler"])}
-    known = length_is_right and bool(state.dataloader_len)
-    if not units <= {"ep", "ba"} or ("ep" in units and not known):
-        return  # a part of the duration is what the user says, and the batches of a token or a second are not known
-    scheduler = with_it["scheduler"]
+    scheduler, ratio = with_it["scheduler"], with_it.get("ssr", 1.0)
+    length = int(state.dataloader_len) if length_is_right and state.dataloader_len else None
 
-    def curve() -> Curve | None:
+    def ending() -> Ending | None:
+        read = _READERS.get(type(scheduler))
         try:
-            factor, rate = (
-                _Factor(copied(scheduler, {}), with_it.get("ssr", 1.0), state),
-                max(map(float, compiled.base_lrs)),
-            )
-        except NotCopied:
+            found = None if read is None else read(vars(scheduler), length, ratio)
+        except (ArithmeticError, LookupError, TypeError, ValueError):  # also where a time is no number of batches
             return None
-        return lambda batch: rate * factor(batch)
+        return None if found is None else found.times(max(map(float, compiled.base_lrs)))
 
     name = getattr(scheduler, "__name__", type(scheduler).__name__)
-    yield Schedule(name, curve, lambda: int(state.timestamp.batch), Fraction(1))
+    return Schedule(name, ending, lambda: int(state.timestamp.batch), Fraction(1))
 
 
-class _Factor:
-    """The factor of one of Composer's schedulers after a number of batches."""
+def _batches(time: str | Time[Any], length: int | None, ratio: float) -> int:
+    """Returns a time in batches, as Composer rounds it.
 
-    def __init__(self, scheduler: Any, ratio: float, state: Any) -> None:
-        self._scheduler, self._ratio = scheduler, ratio
-        self._length = None if state.dataloader_len is None else int(state.dataloader_len)
-        self._known = {"max_duration": state.max_duration, "dataloader_len": state.dataloader_len}
+    Raises:
+        ValueError: If it is none. A part of the duration is what the user says, and the batches of a token or a second
+            are not known.
+    """
+    parsed = Time.from_timestring(time) if isinstance(time, str) else time
+    unit = {"ba": 1, "ep": length}.get(parsed.unit.value)
+    if unit is None:
+        raise ValueError(f"{time} is no number of batches")
+    return int(parsed.value * unit * ratio)
 
-    def __call__(self, batch: int) -> float:
-        epoch, inside = divmod(batch, self._length) if self._length else (0, batch)
-        at = SimpleNamespace(timestamp=Timestamp(epoch=epoch, batch=batch, batch_in_epoch=inside), **self._known)
-        try:
-            return float(self._scheduler(at) if self._ratio == 1.0 else self._scheduler(at, self._ratio))
-        except Exception as error:  # a function that reads what only a State has
-            raise UnknownRate from error
+
+def _falls(held: Mapping[str, Any], length: int | None, ratio: float) -> Ending:
+    return decay(
+        _batches(held["t_max"], length, ratio),
+        warmup=_warmup(held, length, ratio) if "t_warmup" in held else 0,
+        lowest=held["alpha_f"],
+        peak=held.get("alpha_i", 1.0),
+    )
+
+
+def _warmup(held: Mapping[str, Any], length: int | None, ratio: float) -> int:
+    return _batches(held["t_warmup"], length, ratio if held["scale_warmup"] else 1.0)
+
+
+def _steps(held: Mapping[str, Any], length: int | None, ratio: float) -> Ending:
+    return milestones([_batches(each, length, ratio) for each in held["milestones"]], held["gamma"])
+
+
+_READERS: Mapping[type, Callable[[Mapping[str, Any], int | None, float], Ending | None]] = {
+    optim.LinearScheduler: _falls,
+    optim.LinearWithWarmupScheduler: _falls,
+    optim.CosineAnnealingScheduler: _falls,
+    optim.CosineAnnealingWithWarmupScheduler: _falls,
+    optim.PolynomialScheduler: _falls,
+    optim.PolynomialWithWarmupScheduler: _falls,
+    optim.ConstantWithWarmupScheduler: lambda held, length, ratio: warmup(_warmup(held, length, ratio)),
+    optim.MultiStepScheduler: _steps,
+    optim.MultiStepWithWarmupScheduler: _steps,
+    optim.StepScheduler: lambda held, length, ratio: vanishing(
+        held["gamma"], _batches(held["step_size"], length, ratio)
+    ),
+    optim.ExponentialScheduler: lambda held, length, ratio: vanishing(
+        held["gamma"], _batches(held["decay_period"], length, ratio)
+    ),
+}
+"""Reads where the schedule of a class ends, from what an object of it holds, the batches of an epoch, and the ratio."""

@@ -7,6 +7,7 @@ import sys
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from types import FunctionType
 from typing import Any, cast
 
 from countoff._adapter.fit import OwnRank
@@ -108,10 +109,11 @@ def why_equal_lengths(state: Any) -> str | None:
 
 
 def made_with(function: Any) -> dict[str, Any]:
-    """Returns the values with which a function was made, by name; none for anything else."""
-    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
-    cells = getattr(function, "__closure__", None) or ()
-    return {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}
+    """Returns the values with which a function of Composer's own was made, by name; none for anything else."""
+    if type(function) is not FunctionType or not function.__module__.startswith("composer."):
+        return {}
+    cells = function.__closure__ or ()
+    return {name: cell.cell_contents for name, cell in zip(function.__code__.co_freevars, cells, strict=True)}
 
 
 def times_of(value: Any, depth: int = 3) -> Iterator[str]:

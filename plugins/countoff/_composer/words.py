@@ -88,7 +88,6 @@ WORDS = Words(
     only={
         "DoubleSharded": "behind a DistributedSampler",
         "StreamsDiffer": "behind a DistributedSampler",
-        "DatasetsDiffer": "behind a DistributedSampler",
         "SplitLeak": "behind a DistributedSampler",
         "WeightsDiffer": "with `weights_every=`",
         "ShortRun": "durations in epochs",

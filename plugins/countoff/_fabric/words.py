@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from countoff._adapter.words import EVEN, LENGTH_OF_ONE_RANK, Words, data_remedies, uneven_remedies
 from countoff.core import Verdict
+from countoff.core.checks.framework import UNSEEN_LOADER
 from countoff.core.checks.resume import AGAIN, RATE
-from countoff.core.checks.unseen import UNSEEN_LOADER
 
 __all__ = ["WORDS", "unseen_loader"]
 
@@ -59,7 +59,6 @@ WORDS = Words(
         **EVEN,
         "DoubleSharded": "map-style datasets",
         "StreamsDiffer": "map-style datasets",
-        "DatasetsDiffer": "the map-style train dataset",
         "SplitLeak": "the first evaluation under `no_grad`",
         "PeersDiffer": "with a mesh",
         "ResumeMismatch": "with `state_dict()` in the checkpoint",

@@ -89,7 +89,6 @@ class LightningFit:
             optimizers=lambda: trainer.optimizers,
             schedulers=lambda: [config.scheduler for config in trainer.lr_scheduler_configs],
             models=lambda: [trainer.strategy.model],
-            loggers=lambda: trainer.loggers,
         )
         self.guard = self._fit.guard
         self.epochs = TrainEpochs(trainer, self._fit)

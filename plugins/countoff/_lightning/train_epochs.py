@@ -16,6 +16,7 @@ from countoff._adapter.hooks import MethodHook
 from countoff._lightning.even_fetches import EvenFetches, EvenLimits
 from countoff._lightning.fetchers import FetchTimer, countable_fetcher, fetcher_of
 from countoff._lightning.trainer import fingerprint_before_transfer, last_step, log
+from countoff.core import constants
 
 __all__ = ["TrainEpochs"]
 
@@ -37,7 +38,6 @@ class TrainEpochs:
         self._trainer = trainer
         self._fit = fit
         self._guard = fit.guard
-        self._tick_batches = fit.settings.tick_batches
         self._hooks = contextlib.ExitStack()  # what stands on Lightning's objects for one epoch
         self._limits: EvenLimits | None = None
         self._pass: EvenFetches | None = None
@@ -98,7 +98,7 @@ class TrainEpochs:
         else:
             over = self._last_step is not None and self._trainer.global_step >= self._last_step
             self._guard.batch(0 if over else fetcher.fetched, last=fetcher.done)
-        if not (index + 1) % self._tick_batches:
+        if not (index + 1) % constants.TICK_BATCHES:
             done = self._fit.progress()
             log(self._trainer, {} if done is None else {"countoff/epoch_progress": done})
 

@@ -86,7 +86,6 @@ WORDS = Words(
         **EVEN,
         "DoubleSharded": "map-style datasets",
         "StreamsDiffer": "map-style datasets",
-        "DatasetsDiffer": "map-style datasets",
         "SplitLeak": "map-style datasets",
         "WeightsDiffer": "with `weights_every=`",
         "ShortRun": "automatic optimization",

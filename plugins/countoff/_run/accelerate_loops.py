@@ -1,4 +1,4 @@
-"""Watches the loops over what Accelerate prepares, in programs that attach nothing."""
+"""Counts the loops over what Accelerate prepares, in programs that attach nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["hook"]
 
 
 def hook(module: Any) -> None:
-    """Watches the Accelerators that prepare something from here on.
+    """Counts the loops of the Accelerators that prepare something from here on.
 
     Args:
         module: ``accelerate.accelerator``.
@@ -21,15 +21,15 @@ def hook(module: Any) -> None:
 
 
 def _prepared(accelerator: Any, *_: Any, **__: Any) -> None:
-    if accelerator.num_processes > 1 and (watched := _watched()) is not None:
-        watched.add(accelerator)
+    if accelerator.num_processes > 1 and (loops := _loops()) is not None:
+        loops.add(accelerator)
 
 
 @functools.cache
-def _watched() -> Any:
+def _loops() -> Any:
     try:
-        from countoff._run.watched_accelerators import WatchedAccelerators
+        from countoff._run.prepared_loops import PreparedLoops
     except ImportError as error:  # another version of Accelerate, which lacks something
         say_unobserved("Accelerate", str(error))
         return None
-    return WatchedAccelerators()
+    return PreparedLoops()

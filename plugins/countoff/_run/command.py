@@ -19,17 +19,13 @@ if TYPE_CHECKING:
 __all__ = ["CommandError", "describe", "run", "trace_directory", "variables"]
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-_VERDICT_FILE = f"{FLAG}_VERDICT_FILE"
-_CLOCKS_SECONDS = 1.0
-"""The clocks of a host and of its file systems may differ by as much."""
 _ADDED_TO = {
     "lightning": "the callback is added to every Trainer, and to every Fabric",
     "pytorch-lightning": "the callback is added to every Trainer",
     "mosaicml": "the callback is added to every Trainer",
     "transformers": "the callback is added to every Trainer",
-    "accelerate": "the loader on which a loop trains is found by watching",
-    "torch": "the same, where the model is wrapped, or sharded, for all ranks of the job",
-    "deepspeed": "the same, where all ranks of the job are data ranks of the engine",
+    "accelerate": "the epochs are counted in which a prepared optimizer steps",
+    "torch": "stalls are reported; in a loop of its own, batches are compared only with attach() in the code",
 }
 """What becomes of a program, by the distribution of its framework."""
 
@@ -142,9 +138,7 @@ def run(command: Sequence[str], variables: Mapping[str, str]) -> int:
         variables: Variables that the command gets besides.
 
     Returns:
-        Its exit code; 128 and the signal's number if a signal has ended it, as in a shell. Where it has failed, and a
-        verdict has ended the job, the one that the setting `exit_codes` has for that verdict: a launcher does not pass
-        the exit codes of its ranks on.
+        Its exit code; 128 and the signal's number if a signal has ended it, as in a shell.
 
     Raises:
         CommandError: If it cannot be started.
@@ -152,15 +146,8 @@ def run(command: Sequence[str], variables: Mapping[str, str]) -> int:
     place = os.environ.get("TMPDIR") or "/tmp"
     report = os.path.join(place, f"countoff-run-{os.getpid()}-{time.time_ns()}")
     environment = with_hooks({**os.environ, **variables, REPORT: report})
-    verdict_file = environment.get(_VERDICT_FILE, "").strip() or f"{report}.json"  # it stays: alerts may point to it
-    chosen = bool(environment.get(f"{FLAG}_EXIT_CODES", "").strip())
-    if chosen:
-        environment[_VERDICT_FILE] = verdict_file
-    begun = time.time()
     try:
         code = _run_and_pass_on(command, environment)
-        if chosen and 0 < code <= 128:
-            code = _code_of_verdict(verdict_file, begun, environment) or code
         ran = code == 0 or code > 128  # else it is said already what was wrong
         if ran and not os.path.exists(report) and not _is_off(environment):
             _say_nobody_came(command)
@@ -168,21 +155,6 @@ def run(command: Sequence[str], variables: Mapping[str, str]) -> int:
     finally:
         if os.path.exists(report):
             os.unlink(report)
-
-
-def _code_of_verdict(path: str, begun: float, environment: Mapping[str, str]) -> int | None:
-    """The exit code that the user has chosen for the verdict at a path, if there is one of this run."""
-    import json
-
-    from countoff.core.settings import Settings, SettingsError
-
-    try:
-        codes = Settings.of_environment(environment).exit_codes
-        with open(path, encoding="utf-8") as file:
-            of_this_run = os.fstat(file.fileno()).st_mtime >= begun - _CLOCKS_SECONDS
-            return codes.get(json.load(file)["restart"]) if of_this_run else None
-    except (SettingsError, OSError, ValueError, LookupError, TypeError):
-        return None  # what the job has printed says more
 
 
 def _is_off(environment: Mapping[str, str]) -> bool:

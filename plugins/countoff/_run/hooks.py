@@ -22,10 +22,6 @@ HOOKED = {
     "transformers.trainer": "countoff._run.transformers_trainer",
     "composer.trainer.trainer": "countoff._run.composer_trainer",
     "accelerate.accelerator": "countoff._run.accelerate_loops",
-    "torch.utils.data.dataloader": "countoff._run.plain_loops",
-    "torchdata.stateful_dataloader.stateful_dataloader": "countoff._run.plain_loops",
-    "torch.nn.parallel.distributed": "countoff._run.plain_loops",
-    "deepspeed.runtime.engine": "countoff._run.plain_loops",
 }
 """By module of the program's: the one of ours whose `hook` is called with it once it is there."""
 

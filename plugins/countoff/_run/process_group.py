@@ -1,6 +1,6 @@
-"""What is done once a program has a process group: the launcher is told of the rank, and a stall before a fit is found.
+"""What is done once a program has a process group: the launcher is told of it, and a stall outside a fit is found.
 
-At the end of a program it is said what to add to it, if nothing was counted.
+At the end of a program that has trained, it is said what to add to it, if nothing was counted.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from countoff.core.threads import first_fit
 __all__ = ["hook"]
 
 _NOTHING_COUNTED = (
-    "countoff: nothing was counted: no Trainer of Lightning, Composer or transformers, no Fabric, and no loop that is "
-    "known to train on a loader of Accelerate's or of torch's has trained here. In a loop of your own, add these lines "
-    "after init_process_group: from countoff.torch import attach; attach(train=loader)."
+    "countoff: the ranks' batches were not compared: this program trains in a loop of its own. To compare them, add "
+    "after init_process_group: from countoff.torch import attach; attach(train=loader). With Accelerate, add after "
+    "prepare(): from countoff.accelerate import attach; attach(accelerator, train=loader)."
 )
+_trains = False
+"""Whether this process has applied an optimizer step since it has had other ranks."""
 
 
 def hook(module: Any) -> None:
@@ -57,11 +59,19 @@ def _joined(rank: int, world_size: int) -> None:
         with contextlib.suppress(OSError):  # another rank has made it, or it is of another host
             os.close(os.open(report, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
     if world_size > 1 and rank == 0:
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        register_optimizer_step_post_hook(_stepped)
         at_exit(_say_if_nothing_was_counted)
+
+
+def _stepped(*_: Any) -> None:
+    global _trains
+    _trains = True
 
 
 @functools.cache
 def _say_if_nothing_was_counted() -> None:
     failed = getattr(sys, "last_value", None) is not None or exception_at_exit() is not None
-    if not failed and not first_fit.begun():
+    if _trains and not failed and not first_fit.begun():
         print(_NOTHING_COUNTED, file=sys.stderr, flush=True)

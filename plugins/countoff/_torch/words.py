@@ -45,12 +45,10 @@ WORDS = Words(
         **EVEN,
         "DoubleSharded": "behind a DistributedSampler",
         "StreamsDiffer": "behind a DistributedSampler",
-        "DatasetsDiffer": "behind a DistributedSampler",
         "SplitLeak": "behind a DistributedSampler",
         "PeersDiffer": "with `mesh=`",
         "ResumeMismatch": "with `handle.state_dict()`",
         "WeightsDiffer": "with `weights_every=` and `model=`",
-        "ModelMismatch": "with `model=`",
         "ShortRun": "with `epochs=`",
         "WrongHorizon": "with `scheduler=` and `epochs=` or `max_steps=`",
     },
@@ -78,7 +76,7 @@ WITHOUT_LOADER = replace(
         "DuplicateData": (
             "seed by rank where samples are drawn at random: seed + rank. Otherwise give every rank its own share: "
             "every world_size-th sample, or files of its own; where ranks share a batch, say which: attach(mesh=…). If "
-            "equal data is what you want: attach(..., fingerprint_batches=0)."
+            "equal data is what you want: attach(..., compare_data=False)."
         ),
     },
 )

@@ -38,7 +38,6 @@ WORDS = Words(
         "Repeated": _NO_COMMON_END,
         "DoubleSharded": READS_BY_DP_RANK,
         "StreamsDiffer": READS_BY_DP_RANK,
-        "DatasetsDiffer": READS_BY_DP_RANK,
         "SplitLeak": READS_BY_DP_RANK,
         "SameOrder": READS_BY_DP_RANK,
         "ResumeMismatch": "TorchTitan's checkpoint has no record of countoff's",

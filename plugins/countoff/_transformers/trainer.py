@@ -27,7 +27,7 @@ from countoff._adapter.observed_loop import ObservedLoop
 from countoff._adapter.schedule_watch import Schedule
 from countoff._transformers.words import why_equal_lengths
 from countoff.core import FitPlan, LoaderFacts, Settings, Verdict
-from countoff.core.checks.totals import WRONG_TOTAL
+from countoff.core.checks.framework import WRONG_TOTAL
 
 __all__ = [
     "named_evaluation",

@@ -68,7 +68,6 @@ WORDS = Words(
     only={
         **EVEN,
         "DuplicateData": "loaders that are not sharded",
-        "DatasetsDiffer": "the train dataset",
         "SplitLeak": "the first evaluation",
         "WeightsDiffer": "with `weights_every=`",
     },

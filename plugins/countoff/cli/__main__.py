@@ -13,9 +13,6 @@ from typing import Any, NoReturn
 
 from countoff.core.words import count_of, nearest
 
-_RANKS = range(2, 65)
-_MAX_SECONDS = 60.0
-
 _ABOUT = """\
 Names the training rank that is out of step before it hangs, drifts or quietly corrupts the job.
 
@@ -30,7 +27,7 @@ Or leave the code as it is, and put this in front of the command that starts the
 
 See it work with real ranks on this machine:
 
-    countoff demo --ranks 4
+    countoff demo
 
 Before you pay for GPUs, print what a configuration really trains, and what is wrong with it:
 
@@ -54,9 +51,9 @@ What a command does, with examples:
     countoff plan --help
 """
 _CONFIG = """\
-CONFIG is the file with which a training framework is started: a configuration, or a launch script, which is read and
-not run; or - for a command line on standard input; or module:function for a Python config of TorchTitan 0.3 and later,
-which is imported and called.
+CONFIG is the file with which a training framework is started; or module:function for a Python config of TorchTitan 0.3
+and later, which is imported and called. In place of it, the command that starts a training of Megatron-LM or of a
+Trainer may follow --. It is read, and not run.
 """
 _PLAN = f"""\
 Prints how many samples, tokens and steps a run really has on a number of ranks. The numbers come from a configuration,
@@ -64,7 +61,6 @@ from flags, or from both; a flag wins over the file.
 
     countoff plan --batch-size 2 --seq-len 2048 --world-size 4
     countoff plan llama3_8b.toml --world-size 8,64,512
-    countoff plan llama3_8b.toml --world-size 64 --curve
     countoff plan --batch-size 4 --dataset-size 1000 --epochs 3 --world-size 16
     countoff plan my_configs:llama3_8b --nodes 2 --ranks-per-node 8 --explain
 
@@ -80,8 +76,7 @@ Prints what is wrong with configurations on a number of ranks: one line per issu
     countoff check train.toml --world-size 64
     countoff check configs/*.yaml --world-size 64 --github
     countoff check llama.yaml --world-size 16 --ignore dp-rank
-    countoff check pretrain_gpt.sh
-    echo "torchrun --nproc_per_node 8 pretrain_gpt.py $ARGS" | countoff check -
+    countoff check -- torchrun --nproc_per_node 8 train.py --num_train_epochs 3
     countoff check train.toml --world-size 64 --json
 
 Each line starts with a level and a code:
@@ -151,8 +146,9 @@ Runs a command that starts a job, with countoff in every Python process below it
     countoff run --dry-run -- torchrun --nproc-per-node 8 train.py
 
 countoff is added to every Trainer of Lightning, Composer and transformers, and to every Fabric, that the program makes
-without one. In a loop over Accelerate's loaders, the one that trains is found by watching, and countoff only warns.
-A callback or attach() in the code wins. A program in which nothing could be counted says so at its end.
+without one. With Accelerate, the epochs are counted in which a prepared optimizer steps. In a loop of plain PyTorch,
+stalls are reported, and batches are compared only with attach() in the code: the program says so at its end.
+A callback or attach() in the code wins.
 With several hosts, put it in front of the launcher on each, or put -m countoff.run in front of the script:
 
     srun python -m countoff.run train.py
@@ -174,15 +170,14 @@ For zsh, once; then start a new shell:
     countoff completion zsh > "${fpath[1]}/_countoff"
 """
 _DEMO = """\
-Runs a real Lightning job in which one rank has fewer batches: first without countoff, then with it, then with the
-data fixed, then with uneven_train="stop".
+Runs a real Lightning job on four ranks, one of which has a batch less: first without countoff, then with it, then with
+the data fixed, then with uneven_train="stop". Each is examples/lightning_digits.py, with other settings.
 
-    countoff demo --ranks 4
-    countoff demo --ranks 2 --trace-dir runs/demo
+    countoff demo
+    countoff demo --trace-dir runs/demo
 
-It trains on scikit-learn's digits, on the CPU unless --device says otherwise, and takes less than two minutes. It
-leaves one directory: the trace of the second part, with its report as a page for a browser. The last lines say where
-it is. On GPUs the demo has not been tried yet.
+It trains on scikit-learn's digits, on the CPU, in about a minute on two cores. It leaves nothing but the trace, if you
+ask for one: countoff report runs/demo draws it.
 """
 
 
@@ -205,21 +200,14 @@ _SETTINGS = (
     ("levels", "KIND=LEVEL,…", "raise, warn or off, by kind of verdict: Stalled=raise,SameOrder=off"),
     ("totals", "HOW", "log the true totals, or fix: also set the framework's own where they are proven"),
     ("uneven-train", "HOW", "raise, stop each epoch with the shortest rank, or repeat batches on short ranks"),
-    ("uneven-eval", "HOW", "warn, raise, allow, or stop each evaluation with the shortest rank"),
-    ("lookahead", "N", "batches that a rank fetches ahead, where ranks take the same number"),
-    ("eval-ranks", "RANKS", "the ranks that evaluate, if not all do: 0,2,4"),
+    ("uneven-eval", "HOW", "warn, raise, allow, off (compare none), or stop each with the shortest rank"),
     ("stall-seconds", "SECONDS", "without progress of any rank, before a stall is reported"),
     ("lost-seconds", "SECONDS", "without any answer of a host, before its ranks are lost"),
-    ("grace-seconds", "SECONDS", "from a verdict to the end of a process that is blocked"),
     ("deadline-seconds", "SECONDS", "that the start of a fit waits for the other ranks"),
-    ("voice-ranks", "N", "ranks from which on one rank speaks with the store for its whole host; 0: never"),
-    ("tick-batches", "N", "batches between two comparisons of steps and learning rates"),
-    ("fingerprint-batches", "N", "batches at the start of each epoch whose data is compared; 0: none"),
+    ("compare-data", "WHETHER", "on, or off: do not compare what the ranks read"),
     ("weights-every", "N", "optimizer steps between two comparisons of the weights; 0: none"),
     ("verdict-file", "FILE", "where the verdict that ends the job is written, for a scheduler"),
     ("trace-dir", "DIR", "where each rank writes what it did, for countoff report and top"),
-    ("termination-log", "FILE", "Kubernetes' termination log, if it is not /dev/termination-log"),
-    ("exit-codes", "RESTART=N,…", "the exit code by what is known of a restart: useless=86,may_help=87"),
 )
 """The settings as flags of `countoff run`: name, metavar, meaning. Addresses to notify are none: others see flags."""
 _WIDEST = 120
@@ -283,7 +271,7 @@ def _call(given: Sequence[str], program: str) -> None:
     if command is not None and command not in commands:
         hint = nearest(command, commands) or f"; {program} --help lists all commands"
         _refuse(f"there is no command {command!r}{hint}", code=2)
-    job = given.index("--") if command == "run" and "--" in given else len(given)
+    job = given.index("--") if command in ("run", "plan", "check") and "--" in given else len(given)
     chosen, unknown = parser.parse_known_args(given[:job])
     if unknown:
         behind = (
@@ -382,8 +370,7 @@ def run(chosen: argparse.Namespace) -> None:
 
 def notify(chosen: argparse.Namespace) -> None:
     """Sends a message to try the addresses."""
-    from countoff.core.alerts.alert import NotTold
-    from countoff.core.alerts.notifications import Notifications
+    from countoff.core.alerts.notifications import Notifications, NotTold
     from countoff.core.settings import Settings, SettingsError
 
     del chosen
@@ -404,24 +391,14 @@ def notify(chosen: argparse.Namespace) -> None:
 
 def demo(chosen: argparse.Namespace) -> None:
     """Runs the demonstration."""
-    ranks, seconds_before_cut = chosen.ranks, chosen.seconds_before_cut
-    if ranks not in _RANKS:
-        _refuse(f"--ranks must be a whole number from {_RANKS.start} to {_RANKS.stop - 1}, got {ranks}", code=2)
-    if not 0 < seconds_before_cut <= _MAX_SECONDS:
-        domain = f"above 0 and at most {_MAX_SECONDS:g}"
-        _refuse(f"--seconds-before-cut must be a number {domain}, got {seconds_before_cut:g}", code=2)
+    from countoff.cli.demo import DemoFailed, run_demo
+
     try:
-        from countoff.demo import DemoFailed, DeviceError, TraceDirError, run_demo
-    except ModuleNotFoundError as error:
-        if not str(error.name).startswith("countoff"):
-            raise
-        _refuse("countoff is installed without its plugins: pip install 'countoff[demo]'")
-    try:
-        run_demo(ranks=ranks, seconds_before_cut=seconds_before_cut, device=chosen.device, trace_dir=chosen.trace_dir)
-    except (DeviceError, TraceDirError) as error:
-        _refuse(f"--{error}", code=2)
-    except (DemoFailed, ImportError) as error:
+        run_demo(chosen.trace_dir)
+    except ImportError as error:
         _refuse(str(error))
+    except DemoFailed as error:
+        sys.exit(f"countoff: {error}")
     except KeyboardInterrupt:
         _refuse("interrupted; every process of the demo has been ended", code=130)
 
@@ -472,9 +449,7 @@ def _config_arguments(parser: argparse.ArgumentParser) -> None:
         "--world-size", action="append", metavar="N[,N…]", help="ranks of the job; or several numbers of ranks"
     )
     parser.add_argument("--nodes", metavar="N", help="machines, in place of --world-size, with --ranks-per-node")
-    parser.add_argument(
-        "--ranks-per-node", metavar="N", help="ranks on each machine; may be left out where a launch script has it"
-    )
+    parser.add_argument("--ranks-per-node", metavar="N", help="ranks on each machine")
     numbers = parser.add_argument_group("the run (a flag wins over the configuration)")
     numbers.add_argument("--batch-size", metavar="N", help="samples per data rank and batch")
     numbers.add_argument("--seq-len", metavar="N", help="tokens per sample")
@@ -500,29 +475,19 @@ def _config_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _plan_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", nargs="?", metavar="CONFIG", help="a file, module:function, or -")
+    parser.add_argument("config", nargs="?", metavar="CONFIG", help="a file, or module:function")
     _config_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print JSON, for a program")
     parser.add_argument("--explain", action="store_true", help="print where each number comes from")
-    parser.add_argument("--curve", action="store_true", help="draw the learning rate of the file's schedule")
-    changing = parser.add_argument_group("a global batch that changes")
-    changing.add_argument(
-        "--ramp",
-        metavar="START,STEP,SAMPLES",
-        help="Megatron's --rampup-batch-size: the global batch grows from START by STEP over SAMPLES samples",
-    )
-    changing.add_argument(
+    parser.add_argument(
         "--resume-samples",
         metavar="N",
         help="samples already seen over all data ranks; prints the batches that each data rank has done",
     )
-    scaling = parser.add_argument_group("learning rate")
-    scaling.add_argument("--lr", metavar="X", help="a learning rate that was tuned for --lr-batch")
-    scaling.add_argument("--lr-batch", metavar="N", help="the global batch size for which --lr was tuned")
 
 
 def _check_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("configs", nargs="+", metavar="CONFIG", help="one or more files, module:function, or -")
+    parser.add_argument("configs", nargs="*", metavar="CONFIG", help="one or more files, or module:function")
     _config_arguments(parser)
     parser.add_argument(
         "--ignore", action="append", default=[], metavar="CODE", help="leave out issues with this code, such as dp-rank"
@@ -578,25 +543,7 @@ def _completion_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _demo_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--ranks", type=int, default=4, metavar="N", help="ranks to start on this machine, 2 to 64; 4 by default"
-    )
-    parser.add_argument(
-        "--seconds-before-cut",
-        type=float,
-        default=6.0,
-        metavar="S",
-        help="seconds without progress after which the hanging job is stopped; 6 by default",
-    )
-    parser.add_argument(
-        "--device",
-        default="cpu",
-        metavar="NAME",
-        help="cpu, with gloo, the default; cuda, on a GPU per rank, with NCCL; or auto: cuda if there are enough GPUs",
-    )
-    parser.add_argument(
-        "--trace-dir", metavar="DIR", help="a new directory for the trace and its report, in place of a temporary one"
-    )
+    parser.add_argument("--trace-dir", metavar="DIR", help="where the second job writes its trace; nowhere by default")
 
 
 def _refuse_unknown(arguments: Sequence[str], parser: argparse.ArgumentParser, behind: str) -> NoReturn:

@@ -27,17 +27,16 @@ ADVICE = {
     ),
     "batch": Advice(
         "A global batch is no multiple of the samples per batch × the data ranks, which are fewer than the ranks if "
-        "some share data. Frameworks stop, or round without a word.",
+        "some share data; or a batch on the way to the full one is none, and the run stops there.",
         "Take one of the nearest numbers in the line, or leave one of the three out, so that it follows.",
     ),
     "dp-rank": Advice(
-        "lingua's train.py multiplies by dp_replicate where dp_shard is right, so that several ranks read one share "
-        "and others are read by none.",
+        "lingua's train.py before January 2025 multiplies by dp_replicate where dp_shard is right, so that several "
+        "ranks read one share and others are read by none.",
         "Correct the formula in your train.py as the line says; if it is right there, use --ignore dp-rank.",
     ),
     "chunks": Advice(
-        "lingua gives whole files to data ranks: it leaves out files above the number of data ranks, and stops if "
-        "fewer files do not divide it.",
+        "lingua gives whole files to data ranks, and leaves out files above the number of data ranks.",
         "Split the data into as many chunks as there are data ranks.",
     ),
     "warm-up": Advice(
@@ -58,25 +57,13 @@ ADVICE = {
         "A value cannot hold or has no effect, and the framework takes another one without an error.",
         "Write the value that the framework takes, or change the others so that yours fits.",
     ),
-    "experts": Advice(
-        "The experts are sharded among ranks of other dims, whose number they do not divide.",
-        "Choose a number of expert parallel ranks that divides the product in the line.",
-    ),
-    "sequence-length": Advice(
-        "Tensor or context parallel ranks cut each sequence into equal parts, and its length does not divide.",
-        "Take a length that is a multiple of the number in the line, or fewer such ranks.",
-    ),
     "micro-batches": Advice(
-        "A batch is cut into micro-batches, for a pipeline or to save memory. Their size must divide it, and versions "
-        "differ in what the sizes mean.",
-        "Choose a micro-batch that divides the samples of a rank; a note only says how the batch is cut.",
-    ),
-    "mesh": Advice(
-        "A way of sharding is chosen that the size of its dim rules out.",
-        "Change the kind of sharding or the size, as the line says.",
+        "A batch is cut into micro-batches, for a pipeline or to save memory, and versions differ in what the sizes "
+        "mean.",
+        "Nothing, if the numbers of countoff plan are those that you mean.",
     ),
     "machines": Advice(
-        "Accelerate counts the processes of all machines together, and that number does not divide by the machines.",
+        "Accelerate counts the processes of all machines together, and rounds those of each machine down.",
         "Set num_processes to the processes of one machine × num_machines.",
     ),
     "world-size": Advice(
@@ -84,14 +71,8 @@ ADVICE = {
         "Change one of the two; leave the flag out to check the number of the configuration.",
     ),
     "unknown-field": Advice(
-        "The name is misspelt, in another section, or one of your own. Some frameworks stop, others ignore it and take "
-        "the default.",
+        "The name is misspelt. DeepSpeed ignores it and takes its default; other frameworks stop on it.",
         "Take the name that the line proposes; if the field is your own, use --ignore unknown-field.",
-    ),
-    "exponent": Advice(
-        "YAML takes 2e-5 for a number only with a point, and JSON no number in quotes. Not every framework turns such "
-        "a text into a number.",
-        "Write 2.0e-5 in YAML, and 2e-5 without quotes in JSON.",
     ),
     "first-step": Advice(
         "lingua's warm-up begins at 0, so its first step changes no weight.",
@@ -114,24 +95,6 @@ ADVICE = {
     "dropped": Advice(
         "A last batch that is not full is dropped.",
         "Nothing in training with shuffled data; to see every sample, keep short batches.",
-    ),
-    "checkpoints": Advice(
-        "load_best_model_at_end needs a save at each evaluation that can be the best, and the intervals do not fit.",
-        "Use the same strategy for both, and save at a multiple of the steps between evaluations.",
-    ),
-    "learning-rate": Advice(
-        "lr_scheduler_kwargs lacks an option that the scheduler needs, has one that it does not take, or has an end "
-        "that is not below the start.",
-        "Give the options that the line names, or choose another scheduler.",
-    ),
-    "deepspeed": Advice(
-        "The same number is in DeepSpeed's file and in the Trainer's arguments, where a default counts too.",
-        "Write auto in DeepSpeed's file: transformers fills it in.",
-    ),
-    "unknown-value": Advice(
-        "A launch script takes it from its arguments, its environment or a command, or a YAML refers to a field that "
-        "is not there. What depends on it is not checked.",
-        "Give the number as a flag of countoff.",
     ),
 }
 """By the code of the issue."""

@@ -16,12 +16,12 @@ from countoff._terminal import console
 from countoff.core import formats
 from countoff.core.ranks import INFERRED, ORDERS
 from countoff.core.words import nearest
-from countoff.plan import drawing, table
+from countoff.plan import table
 from countoff.plan.checks import Unchecked, check_job, check_length, unchecked, unchecked_line
 from countoff.plan.issues import CODES, ConfigIssue, Level, worst_first
 from countoff.plan.job import Job, JobError, Origin, RunPlan
-from countoff.plan.readers import read_job
-from countoff.plan.schedules import MegatronSchedule
+from countoff.plan.launches import read_launch
+from countoff.plan.readers import read_command, read_job
 
 __all__ = ["check", "plan"]
 
@@ -56,28 +56,23 @@ def plan(chosen: argparse.Namespace) -> int:
     Raises:
         ValueError: If there is no plan; the message is one line with the reason.
     """
+    _names([] if chosen.config is None else [chosen.config], chosen.command)
     job = _job(chosen)
     plans = [RunPlan.of(job, world_size=world_size) for world_size in _world_sizes(chosen, job)]
-    options = table.Options(_learning_rate(chosen), _ramp(chosen, job), _resume_samples(chosen))
+    options = table.Options(_resume_samples(chosen))
     issues = [worst_first([*job.issues, *check_length(one)]) for one in plans]
     if chosen.json:
         _print_json(
             [
-                {"format": formats.JSON_OUTPUT}
-                | table.as_json(one, options)
-                | table.issues_as_json(found)
-                | (drawing.as_json(one, options, chosen.config) if chosen.curve else {})
+                {"format": formats.JSON_OUTPUT} | table.as_json(one, options) | table.issues_as_json(found)
                 for one, found in zip(plans, issues, strict=True)
             ]
         )
         return 0
-    curves = drawing.drawings(plans, options, chosen.config) if chosen.curve else []
     output = console()
     table.print_table(plans, options, output)
     for one in plans:
         output.print(Text(f"{one.ranks.world_size} ranks: {one.identity}", style="bold"))
-    for curve in curves:
-        curve.print()
     if chosen.explain:
         table.print_origins(plans[0], output)
     for issue in worst_first(issue for found in issues for issue in found):
@@ -95,21 +90,24 @@ def check(chosen: argparse.Namespace) -> int:
         ValueError: If the only configuration cannot be read; the message is one line with the reason.
     """
     _check_codes(chosen.ignore)
+    configs = _names(chosen.configs, chosen.command)
+    if not configs:
+        raise ValueError("give a configuration, or a command after --: countoff check -- torchrun … train.py …")
     checked: list[_Checked] = []
     unreadable: list[str] = []
-    for config in chosen.configs:
+    for config in configs:
         try:
             checked += _checks(argparse.Namespace(**{**vars(chosen), "config": config}))
         except ValueError as error:
-            if len(chosen.configs) == 1:
+            if len(configs) == 1:
                 raise
             reason = " ".join(str(error).split())
             unreadable.append(reason if config in reason else f"{config}: {reason}")
     if chosen.json:
-        _print_json([each.as_json() for each in checked], several=len(chosen.configs) > 1)
+        _print_json([each.as_json() for each in checked], several=len(configs) > 1)
     else:
         sizes = Counter(each.config for each in checked)
-        _Printer(several=len(chosen.configs) > 1, github=chosen.github).print(checked, sizes)
+        _Printer(several=len(configs) > 1, github=chosen.github).print(checked, sizes)
     for reason in unreadable:
         print(f"countoff: {reason}", file=sys.stderr)
     return 2 if unreadable else int(any(each.fault for each in checked))
@@ -235,9 +233,25 @@ def _check_codes(codes: Sequence[str]) -> None:
             raise ValueError(f"--ignore knows no code {code!r}{nearest(code, CODES)}; known: {', '.join(CODES)}")
 
 
+def _names(configs: Sequence[str], command: Sequence[str]) -> Sequence[str]:
+    """Returns the names of what is to be read: the configurations, or the program that a command starts.
+
+    Raises:
+        ValueError: If both are given.
+    """
+    if configs and command:
+        raise ValueError("give a configuration, or a command after --, not both")
+    return [read_launch(command).program or "the command"] if command else configs
+
+
 def _job(chosen: argparse.Namespace) -> Job:
-    """Returns the run of the configuration, or of no configuration, with the flags applied."""
-    job = _job_of_flags_alone() if chosen.config is None else read_job(chosen.config, framework=chosen.framework)
+    """Returns the run of the configuration or the command, or of neither, with the flags applied."""
+    if chosen.command:
+        job = read_command(chosen.command, framework=chosen.framework)
+    elif chosen.config is not None:
+        job = read_job(chosen.config, framework=chosen.framework)
+    else:
+        job = _job_of_flags_alone()
     for flag in ("epochs", *_SWITCHES):
         if getattr(chosen, flag) and chosen.dataset_size is None:
             raise ValueError(f"{_flag(flag)} needs --dataset-size N: nothing else says how long an epoch is")
@@ -256,39 +270,13 @@ def _job(chosen: argparse.Namespace) -> Job:
         other = "epochs" if chosen.epochs is None else "steps"
         changes[other] = None
         origins.pop(other, None)
-        changes["run_tokens"] = None
     changes["sizes"] = _sizes(chosen, job, origins)
-    _refuse_unknown(job, origins)
     batch = changes.get("global_batch_size")
-    if (
-        isinstance(batch, int)
-        and job.run_samples is not None
-        and job.ramp is None
-        and isinstance(job.schedule, MegatronSchedule)
-    ):
+    if isinstance(batch, int) and job.run_samples is not None and job.ramp is None and job.schedule is not None:
         # A run in samples has fewer steps with a larger batch.
         changes.setdefault("steps", max(job.run_samples // batch, 1))
-        changes["schedule"] = dataclasses.replace(job.schedule, units_per_step=batch)
+        changes["schedule"] = dataclasses.replace(job.schedule, per_step=batch)
     return dataclasses.replace(job, origins=origins, **changes)  # pyright: ignore[reportArgumentType]
-
-
-def _refuse_unknown(job: Job, origins: Mapping[str, Origin]) -> None:
-    """Refuses a number on which all others depend, if the configuration does not show it and no flag gives it.
-
-    Raises:
-        ValueError: If there is one.
-    """
-    flags = {name: flag for flag, names in _DIMS.items() for name in names if name in job.names}
-    if job.batch_size is not None:
-        flags["global_batch_size"] = "global_batch_size"
-    # In place of these, a reader has put the default of its framework.
-    for flag in ("batch_size", "accumulation"):
-        if getattr(job, _NUMBERS[flag]) is not None:
-            flags[_NUMBERS[flag]] = flag
-    for name, text in job.unknown.items():
-        if name in flags and origins[name] == job.origins[name]:
-            key = job.key(name)
-            raise ValueError(f"{key} is {text}, which is known only when the job runs: give {_flag(flags[name])}")
 
 
 def _job_of_flags_alone() -> Job:
@@ -323,42 +311,16 @@ def _world_sizes(chosen: argparse.Namespace, job: Job) -> list[int]:
             raise ValueError("give --world-size, or --nodes with --ranks-per-node, not both")
         return [_parse_count("world_size", part) for text in chosen.world_size for part in text.split(",")]
     if chosen.nodes or chosen.ranks_per_node:
-        if chosen.nodes and not chosen.ranks_per_node and job.ranks_per_node is not None:
-            return [_parse_count("nodes", chosen.nodes) * job.ranks_per_node]
         if not chosen.nodes:
             raise ValueError("--ranks-per-node needs --nodes: world size = nodes × ranks per node")
         if not chosen.ranks_per_node:
-            raise ValueError(
-                "--nodes needs --ranks-per-node where no launch script says it: world size = nodes × ranks per node"
-            )
+            raise ValueError("--nodes needs --ranks-per-node: world size = nodes × ranks per node")
         return [_parse_count("nodes", chosen.nodes) * _parse_count("ranks_per_node", chosen.ranks_per_node)]
     if job.world_size is not None:
         return [job.world_size]
-    not_in_file = f"{chosen.config} does not say; " if chosen.config else ""
+    name = "the command" if chosen.command else chosen.config
+    not_in_file = f"{name} does not say; " if name else ""
     raise ValueError(f"how many ranks? {not_in_file}give --world-size N, or --nodes N --ranks-per-node N")
-
-
-def _learning_rate(chosen: argparse.Namespace) -> tuple[float, int] | None:
-    if chosen.lr is None and chosen.lr_batch is None:
-        return None
-    if chosen.lr is None or chosen.lr_batch is None:
-        raise ValueError("--lr and --lr-batch need each other: the rate, and the global batch size it was tuned for")
-    try:
-        rate = float(chosen.lr)
-    except ValueError:
-        raise ValueError(f"--lr must be a number above 0, got {chosen.lr}") from None
-    if not 0 < rate < float("inf"):
-        raise ValueError(f"--lr must be a number above 0, got {chosen.lr}")
-    return rate, _parse_count("lr_batch", chosen.lr_batch)
-
-
-def _ramp(chosen: argparse.Namespace, job: Job) -> tuple[int, int, int] | None:
-    if chosen.ramp is None:
-        return job.ramp
-    parts = [_parse_count("ramp", part) for part in chosen.ramp.split(",")]
-    if len(parts) != 3:
-        raise ValueError(f"--ramp must be START,STEP,SAMPLES, got {chosen.ramp}")
-    return parts[0], parts[1], parts[2]
 
 
 def _resume_samples(chosen: argparse.Namespace) -> int | None:

@@ -1,24 +1,24 @@
-"""Reading numbers out of a nested mapping: where each is written, which have a wrong type, which nothing reads."""
+"""Reading numbers out of a nested mapping: where each is written, and which have a wrong type."""
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
+from countoff.core.ranks import ORDERS
 from countoff.core.words import nearest
 from countoff.plan.issues import ConfigIssue, Level
-from countoff.plan.job import Origin
+from countoff.plan.job import Job, Origin
 
-__all__ = ["ConfigError", "Fields", "JsonObject", "Unknown", "misspelt", "near_miss", "note_unknown_fields"]
+__all__ = ["ConfigError", "Count", "Fields"]
 
 # More than any run has of anything, and small enough for the arithmetic of schedules, which are in floats.
 _LARGEST = 10**18
-# How much of two names must be the same, from 0 to 1, for one to be a slip of the other.
-_NEAR = 0.9
+# A value that refers to another field, as OmegaConf fills it in; and how many may follow each other.
+_REFERENCE = re.compile(r"\$\{([\w-][\w.-]*)\}")
+_MOST_REFERENCES = 20
 _EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
 
@@ -26,19 +26,20 @@ class ConfigError(ValueError):
     """A configuration that cannot be read. The message is one line and names the field."""
 
 
-@dataclass(frozen=True)
-class Unknown:
-    """A value that the configuration does not show, such as a variable that a launch script does not set.
+class Count(NamedTuple):
+    """A whole number of a configuration.
 
     Attributes:
-        text: What is written in its place.
+        paths: Where it may be written; the first path that is written wins.
+        default: The framework's value where it is not written.
+        unset: Values that mean "not set", such as -1 or ``auto``; they give the default.
+        minimum: The smallest value that is allowed.
     """
 
-    text: str
-
-
-class JsonObject(dict[str, Any]):
-    """The fields of a JSON file, in which a number is a text only if it is in quotes."""
+    paths: str | tuple[str, ...]
+    default: int | None = None
+    unset: tuple[object, ...] = ()
+    minimum: int = 1
 
 
 class Fields:
@@ -46,27 +47,39 @@ class Fields:
 
     Args:
         data: The configuration, as nested mappings or objects with attributes.
-        reads_exponents: Whether the framework takes 3e-4 for a number, which YAML reads as text.
-        text_numbers: What the framework does with such a text otherwise, as a clause; empty if that is not known.
+        references: Whether a value that is ``${a.b}`` stands for that field of the file.
 
     Attributes:
         origins: Where each number that was read is written, by its name in a ``Job``.
         issues: What is wrong with the fields, or worth knowing about them.
-        unknown: What is written in the place of each value that was asked for and is not known, by its path.
     """
 
-    def __init__(self, data: object, *, reads_exponents: bool = False, text_numbers: str = "") -> None:
+    def __init__(self, data: object, *, references: bool = False) -> None:
         self.origins: dict[str, Origin] = {}
         self.issues: list[ConfigIssue] = []
-        self.unknown: dict[str, str] = {}
         self._data = data
-        self._is_json = isinstance(data, JsonObject)
-        self._reads_exponents = reads_exponents
-        self._text_numbers = text_numbers
+        self._references = references
+
+    def job(self, framework: str, order: str, mesh: Mapping[str, int | None], **numbers: Any) -> Job:
+        """Returns the run that these fields describe.
+
+        Args:
+            framework: The name of the framework.
+            order: The order of the dims of its mesh, a name in ``ORDERS``.
+            mesh: The size of each dim by its name; a dim that is not here has one rank.
+            **numbers: The other attributes of the run.
+        """
+        return Job(
+            framework=framework,
+            names=ORDERS[order].names,
+            sizes=tuple(mesh.get(name) or 1 for name in ORDERS[order].names),
+            data_dims=ORDERS[order].data_dims,
+            **{"origins": self.origins, "issues": tuple(self.issues), **numbers},
+        )
 
     def has(self, path: str) -> bool:
-        """Whether a field is written in the configuration, with a value other than None, known or not."""
-        return self._written(path) is not None
+        """Whether a field is written in the configuration, with a value other than None."""
+        return self.raw(path) is not None
 
     def section(self, path: str) -> Mapping[str, Any]:
         """Returns a section; an empty one if it is not there.
@@ -74,74 +87,44 @@ class Fields:
         Raises:
             ConfigError: If the value is not a section.
         """
-        found = self._find(path)
+        found = self.raw(path)
         if found is None:
             return {}
         if not isinstance(found, Mapping):
             raise ConfigError(f"{path} must be a section with fields, got {_shown(found)}")
         return cast("Mapping[str, Any]", found)
 
-    def parse_count(
-        self,
-        name: str,
-        paths: str | Iterable[str],
-        default: int | None,
-        *,
-        minimum: int = 1,
-        unset: Iterable[object] = (),
-    ) -> int | None:
+    def counts(self, table: Mapping[str, Count]) -> dict[str, int | None]:
+        """Returns the whole numbers of a table, by their names in a ``Job``.
+
+        Raises:
+            ConfigError: As ``count`` does.
+        """
+        return {name: self.count(name, count) for name, count in table.items()}
+
+    def count(self, name: str, count: Count) -> int | None:
         """Returns a whole number.
 
         Args:
             name: Its name in a ``Job``; empty if it has none there.
-            paths: Where it may be written; the first path that is written wins.
-            default: The value where it is not written.
-            minimum: The smallest value that is allowed.
-            unset: Values that mean "not set", such as -1 or ``auto``; they give the default.
+            count: Where it is written, and what is allowed.
 
         Raises:
             ConfigError: If it is not a whole number, is too small or over 10^18, or two of the paths disagree.
         """
 
         def check(path: str, value: object) -> int:
-            if isinstance(value, str) and _EXPONENT.fullmatch(value.strip()) and not self._is_json:
-                raise ConfigError(
-                    f"{path} must be a whole number of at least {minimum}, got the text {value!r}: YAML reads an "
-                    f"exponent without a dot as text"
-                )
-            return _parse_count(path, value, minimum)
+            return _parse_count(path, value, count.minimum)
 
-        return self._read(name, paths, default, unset, check)
+        return self._read(name, count.paths, count.default, count.unset, check)
 
-    def number(self, name: str, paths: str | Iterable[str], default: float | None) -> float | None:
-        """Returns a number; the arguments are those of ``parse_count``.
-
-        A text that Python reads as a number is accepted, with a note if the framework does not.
+    def number(self, name: str, paths: str | tuple[str, ...], default: float | None = None) -> float | None:
+        """Returns a number; the arguments are those of ``count``. A text that Python reads as a number is one.
 
         Raises:
             ConfigError: If it is not a finite number, or two of the paths disagree.
         """
-
-        def check(path: str, value: object) -> float:
-            if isinstance(value, str) and _EXPONENT.fullmatch(value.strip()) and math.isfinite(float(value)):
-                if not self._reads_exponents:
-                    self.note("exponent", self._text_number(path, value))
-                return float(value)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < math.inf:
-                raise ConfigError(f"{path} must be a finite number, got {_shown(value)}")
-            try:
-                return float(value)
-            except OverflowError:
-                raise ConfigError(f"{path} must be a finite number, got {_shown(value)}") from None
-
-        return self._read(name, paths, default, (), check)
-
-    def _text_number(self, path: str, value: str) -> str:
-        """Returns the text of the issue of a number that the framework reads as text."""
-        so = f"{self._text_numbers}; " if self._text_numbers else ""
-        if self._is_json:
-            return f'{path} is "{value}", a text because of its quotes: {so}write {value.strip()}'
-        return f"{path} is {value}, which YAML reads as text: {so}write {_with_dot(value.strip())}"
+        return self._read(name, paths, default, (), _parse_number)
 
     def choice(self, path: str, good: Iterable[str], default: str) -> str:
         """Returns one of a few words.
@@ -149,7 +132,7 @@ class Fields:
         Raises:
             ConfigError: If it is none of them.
         """
-        found = self._find(path)
+        found = self.raw(path)
         if found is None:
             return default
         allowed = list(good)
@@ -164,7 +147,7 @@ class Fields:
         Raises:
             ConfigError: If it is neither.
         """
-        found = self._find(path)
+        found = self.raw(path)
         if found is None:
             return default
         if not isinstance(found, bool):
@@ -173,29 +156,25 @@ class Fields:
 
     def text(self, path: str) -> str | None:
         """Returns a field as text; None if it is not written."""
-        found = self._find(path)
+        found = self.raw(path)
         return None if found is None else str(found)
-
-    @property
-    def unknown_numbers(self) -> dict[str, str]:
-        """What is written in the place of each unknown value, by its name in a ``Job``, or else by its path."""
-        names = {origin.key: name for name, origin in self.origins.items()}
-        return {names.get(path, path): text for path, text in self.unknown.items()}
-
-    def raw(self, path: str) -> object:
-        """Returns a field as it is; None if it is not written or not known."""
-        return self._find(path)
 
     def note(self, code: str, text: str, level: Level = "note") -> None:
         """Adds an issue."""
         self.issues.append(ConfigIssue(level, code, text))
 
-    def _find(self, path: str) -> object:
-        """Returns the value of a field; None if it is not written, or not known."""
+    def raw(self, path: str) -> object:
+        """Returns the value of a field, behind its references; None if it is not written."""
         found = self._written(path)
-        if isinstance(found, Unknown):
-            self.unknown[path] = found.text
-            return None
+        for _ in range(_MOST_REFERENCES if self._references else 0):
+            reference = _REFERENCE.fullmatch(found.strip()) if isinstance(found, str) else None
+            if reference is None:
+                return found
+            found = self._written(reference[1])
+            if found is None:
+                raise ConfigError(f"{path}: ${{{reference[1]}}} refers to a field that is not in the file")
+        if self._references:
+            raise ConfigError(f"{path}: the file's ${{…}} refer to each other in a circle")
         return found
 
     def _written(self, path: str) -> object:
@@ -212,100 +191,24 @@ class Fields:
     def _read(
         self,
         name: str,
-        paths: str | Iterable[str],
+        paths: str | tuple[str, ...],
         default: Any,
         unset: Iterable[object],
         check: Callable[[str, object], Any],
     ) -> Any:
-        candidates = [paths] if isinstance(paths, str) else list(paths)
-        written = [path for path in candidates if self._find(path) is not None]
+        candidates = [paths] if isinstance(paths, str) else paths
+        written = [path for path in candidates if self.raw(path) is not None]
         path = written[0] if written else candidates[0]
-        value = self._find(path)
+        value = self.raw(path)
         # Also of the same type, because True == 1.
         is_set = value is not None and not any(type(value) is type(one) and value == one for one in unset)
         if name:
             self.origins[name] = Origin(path, given=is_set)
         found = check(path, value) if is_set else default
         for other in written[1:]:
-            if self._find(other) != value:
-                raise ConfigError(f"{path} is {_shown(value)} and {other} is {_shown(self._find(other))}: keep one")
+            if self.raw(other) != value:
+                raise ConfigError(f"{path} is {_shown(value)} and {other} is {_shown(self.raw(other))}: keep one")
         return found
-
-
-def note_unknown_fields(
-    fields: Fields,
-    known: Mapping[str, Iterable[str]],
-    *,
-    sections: Iterable[str],
-    data: Mapping[str, Any],
-    consequence: str,
-    level: Level = "silent",
-) -> None:
-    """Adds an issue for every section and field that nothing reads, with the name that was probably meant.
-
-    Args:
-        fields: The fields to which the issues are added.
-        known: The fields of the sections whose fields are known, by section; the empty name is the top level.
-        sections: All sections that the format has.
-        data: The configuration.
-        consequence: What the framework does with an unknown field.
-        level: Level of the issue where the name is close to a known one. Any other name may be a field of the user's
-            own, and gives a note.
-
-    Raises:
-        ConfigError: If one of the sections whose fields are known is not a section.
-    """
-    top = [*sections, *known.get("", ())]
-    for name in data:
-        if name not in top:
-            _note_unknown(fields, name, nearest(name, top), consequence, level)
-        elif name in known:
-            good = [*known[name]]
-            for field in fields.section(name):
-                if field not in good:
-                    hint = _in_another_section(str(field), name, known) or nearest(str(field), good)
-                    _note_unknown(fields, f"{name}.{field}", hint, consequence, level)
-
-
-def misspelt(name: str, known: Iterable[str]) -> str | None:
-    """Returns the known name that differs only by dashes, underscores, ``model`` or a plural; None if there is none.
-
-    It is strict, for formats of which only some names are known: a name that merely looks like one is left alone.
-
-    Example:
-        >>> misspelt("--micro_batch_sizes", ["--micro-batch-size"]), misspelt("--eval-iters", ["--train-iters"])
-        ('--micro-batch-size', None)
-    """
-    good = list(known)
-    plain = _plain(name)
-    return None if name in good else next((one for one in good if _plain(one) == plain), None)
-
-
-def near_miss(name: str, known: Iterable[str]) -> str | None:
-    """Returns the known name from which the given one differs by a letter or two; None if there is none.
-
-    Example:
-        >>> near_miss("--globl-batch-size", ["--global-batch-size"]), near_miss("--eval-iters", ["--train-iters"])
-        ('--global-batch-size', None)
-    """
-    good = list(known)
-    return None if name in good else next(iter(difflib.get_close_matches(name, good, n=1, cutoff=_NEAR)), None)
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[^a-z]|model|s(?=[-_]|$)", "", name.lower())
-
-
-def _note_unknown(fields: Fields, name: str, hint: str, consequence: str, level: Level) -> None:
-    if hint:
-        fields.note("unknown-field", f"there is no {name}{hint} {consequence}", level)
-    else:
-        fields.note("unknown-field", f"{name} is not a field that countoff knows: is it one of your own?")
-
-
-def _in_another_section(field: str, section: str, known: Mapping[str, Iterable[str]]) -> str:
-    others = [other for other, names in known.items() if other and other != section and field in names]
-    return f"; did you mean {others[0]}.{field}?" if others else ""
 
 
 def _parse_count(path: str, value: object, minimum: int) -> int:
@@ -316,9 +219,15 @@ def _parse_count(path: str, value: object, minimum: int) -> int:
     return value
 
 
-def _with_dot(text: str) -> str:
-    mantissa, exponent = re.split("[eE]", text)
-    return f"{mantissa if '.' in mantissa else mantissa + '.0'}e{exponent}"
+def _parse_number(path: str, value: object) -> float:
+    if isinstance(value, str) and _EXPONENT.fullmatch(value.strip()):
+        value = float(value)  # YAML reads 3e-4 as text
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < math.inf:
+        raise ConfigError(f"{path} must be a finite number, got {_shown(value)}")
+    try:
+        return float(value)
+    except OverflowError:
+        raise ConfigError(f"{path} must be a finite number, got {_shown(value)}") from None
 
 
 def _shown(value: object) -> str:

@@ -9,17 +9,40 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from countoff.plan.fields import ConfigError, JsonObject
+from countoff.plan.fields import ConfigError
 
-__all__ = ["SCRIPTS", "data_of", "standard_input", "text_of"]
+__all__ = ["data_of"]
 
-SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch", ".args", ".txt")
-"""The endings of launch scripts and of files of arguments."""
+_PROGRAMS = (".py", ".sh", ".bash", ".slurm", ".sbatch")
 # Real configurations have below 100,000. YAML takes seconds for this many.
 _MOST_CHARACTERS = 200_000
 
 
-def text_of(path: Path) -> str:
+def data_of(path: Path) -> Mapping[str, Any]:
+    """Returns the fields of a file.
+
+    Raises:
+        ConfigError: If it cannot be read, or is not what its ending says.
+    """
+    text = _text_of(path)
+    if path.suffix in _PROGRAMS:
+        raise ConfigError(
+            f"{path} is a program, which is not read: give its configuration, or the command that starts the training, "
+            f"after --: countoff check -- torchrun --nproc_per_node 8 train.py --per_device_train_batch_size 4"
+        )
+    if path.suffix not in _PARSERS:
+        raise ConfigError(f"{path} must end in {', '.join(_PARSERS)}, or be module:function, or a command after --")
+    try:
+        data = _PARSERS[path.suffix](text)
+    except (ValueError, RecursionError) as error:
+        why = " ".join(str(error).split())[:200] if isinstance(error, ValueError) else "it is nested too deeply"
+        raise ConfigError(f"{path} is not valid {path.suffix[1:].upper()}: {why}") from None
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{path} must hold named fields, got {type(data).__name__}")
+    return cast("Mapping[str, Any]", data)
+
+
+def _text_of(path: Path) -> str:
     """Returns the text of a file.
 
     Raises:
@@ -40,52 +63,10 @@ def text_of(path: Path) -> str:
     return text
 
 
-def standard_input() -> str:
-    """Returns what is on standard input.
-
-    Raises:
-        ConfigError: If it is not text, or cannot be read.
-    """
-    try:
-        return sys.stdin.read(_MOST_CHARACTERS + 1)
-    except UnicodeDecodeError:
-        raise ConfigError("it is not text") from None
-    except (AttributeError, OSError, ValueError):  # a closed one, or none at all
-        raise ConfigError("it cannot be read") from None
-
-
-def data_of(path: Path) -> Mapping[str, Any]:
-    """Returns the fields of a file.
-
-    Raises:
-        ConfigError: If it cannot be read, or is not what its ending says.
-    """
-    text = text_of(path)
-    if path.suffix == ".py":
-        raise ConfigError(
-            f"{path} is a program, which is not read: give its config, the script that starts it, or module:function"
-        )
-    if path.suffix not in _PARSERS:
-        raise ConfigError(f"{path} must end in {', '.join((*_PARSERS, *SCRIPTS))}, or be module:function")
-    try:
-        data = _PARSERS[path.suffix](text)
-    except (ValueError, RecursionError) as error:
-        why = " ".join(str(error).split())[:200] if isinstance(error, ValueError) else "it is nested too deeply"
-        raise ConfigError(f"{path} is not valid {path.suffix[1:].upper()}: {why}") from None
-    if not isinstance(data, Mapping):
-        raise ConfigError(f"{path} must hold named fields, got {type(data).__name__}")
-    return cast("Mapping[str, Any]", data)
-
-
 def _toml(text: str) -> object:
     # Imported by name: type checkers do not know tomllib for Python 3.10, and tomli is not installed from 3.11 on.
     parser = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     return parser.loads(text)
-
-
-def _json(text: str) -> object:
-    found = json.loads(text)
-    return JsonObject(found) if isinstance(found, dict) else found
 
 
 def _yaml(text: str) -> object:
@@ -102,4 +83,4 @@ def _yaml(text: str) -> object:
         raise ValueError(f"line {line}: a character that YAML does not allow: {text[error.position]!r}") from None
 
 
-_PARSERS: dict[str, Callable[[str], object]] = {".toml": _toml, ".json": _json, ".yaml": _yaml, ".yml": _yaml}
+_PARSERS: dict[str, Callable[[str], object]] = {".toml": _toml, ".json": json.loads, ".yaml": _yaml, ".yml": _yaml}

@@ -1,16 +1,14 @@
-"""What is known of each format of configurations, so that a file or a command line of it can be recognised."""
+"""What is known of each format of configurations, so that a file or a command of it can be recognised."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from countoff.plan.fields import Fields
 from countoff.plan.job import Job
-
-if TYPE_CHECKING:
-    from countoff.plan.scripts.launches import Launch
+from countoff.plan.launches import Launch
 
 __all__ = ["Format"]
 
@@ -22,9 +20,9 @@ class Format:
     Attributes:
         framework: Its name, as ``--framework`` takes it.
         read: Returns the run that parsed fields describe; raises ``ConfigError``.
-        endings: The endings of its files; empty if it has launch scripts only.
+        endings: The endings of its files; empty if it has commands only.
         fields: Fields that hardly any other program has, unlike ``data`` or ``optim``: the format with the most wins.
-        arguments: The fields of a program that a script starts; None if its programs take no such arguments.
+        arguments: The fields of a program that a command starts; None if its programs take no such flags.
         extends: The framework of a format whose fields its files have as well: one field of its own decides.
     """
 

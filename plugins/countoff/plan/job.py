@@ -18,7 +18,7 @@ from countoff.core.counts.samples import strided_pass
 from countoff.core.plan import BatchPlan, LoaderFacts
 from countoff.core.ranks import INFERRED, RankMap
 from countoff.plan.issues import ConfigIssue, counted
-from countoff.plan.schedules import Schedule
+from countoff.plan.schedules import ConfiguredSchedule
 
 __all__ = ["Job", "JobError", "Origin", "RunPlan"]
 
@@ -34,8 +34,6 @@ _MINIMA = {
     "dataset_size": 1,
     "world_size": 1,
     "micro_batch_size": 1,
-    "mini_batch_size": 1,
-    "run_tokens": 1,
 }
 
 
@@ -78,45 +76,24 @@ class Job:
             batch_size samples.
         steps: Optimizer steps of the run; None if unlimited or unknown.
         epochs: Passes over the dataset, also a fraction of one, above 0; None if unlimited or unknown.
-        steps_rounding: How the steps of epochs are made whole: those of each epoch ``up``, those of the whole run up
-            (``run_up``, axolotl), or those of each epoch ``down`` (axolotl with sample packing).
         dataset_size: Samples of the dataset; None if unknown or endless.
         drop_last: Whether each dp_rank drops a last batch that is not full.
         strided: Whether dp_rank r reads samples r, r + dp_degree, … and nothing is filled up, so that dp_ranks may have
             different numbers of samples; if not, the dataset is sharded as by torch's DistributedSampler.
         accelerate_shards: How Accelerate shards the loader: it deals out whole ``batches``, or cuts each batch into
             ``pieces`` (``split_batches``); None if the framework does not use it.
-        partial_step: What happens to an accumulation that is not complete at the end of an epoch: ``applied``, or
-            ``carried`` into the next one.
-        accumulation_rounded: Whether the framework rounds down where a global batch does not divide, without a word; if
-            not, that is refused.
         world_size: Ranks of the job, for a format that has this number; else None.
-        ranks_per_node: Ranks on each machine, where the launcher's arguments give that; else None.
         micro_batch_size: Samples per forward and backward pass, for a framework that cuts a batch by it; else None.
         run_samples: Samples of the run, where its length is given in samples; steps then follows from it; else None.
-        run_tokens: Tokens of the run, where its length is given in tokens: each dp_rank takes whole batches and steps
-            of its share; the steps follow from the ranks, unless steps has them; else None.
         ramp: The first global batch, the increment, and the samples over which the global batch grows; None if it does
             not grow.
         batch_stages: The global batches that follow each other, each with the samples after which it begins; empty if
             there is one only.
-        mini_batch_size: Samples per optimizer update over all dp_ranks, for a framework that makes several updates in
-            each of its steps; else None.
-        micro_batches_vary: Whether micro-batches are cut by tokens, so that their number of samples varies.
-        update_passes: How often such a framework goes over the samples of a step.
-        samples_per_prompt: Samples that a framework makes of each entry of the dataset.
-        dealt: Whether one loader draws the global batches and deals them out to the dp_ranks, and drops a last one that
-            is not full.
         chunks: Number of files of each data source, for a framework that gives whole files to dp_ranks.
         data_ends: Whether each dp_rank reads its own data once, so that dp_ranks may run out at different steps.
         refilled_dim: The dim that the framework changes where the sizes do not multiply to the world size; else None.
-        expert_parallel: Ranks among which experts are sharded; they are ranks of other dims.
-        expert_dims: The dims whose ranks share the experts, as far as the mesh has them.
-        experts_must_divide: Whether the framework refuses, before anything else, experts that do not divide.
         learning_rate: The configured learning rate; None if unknown.
-        schedule: The learning-rate schedule; None if its curve is unknown.
-        unknown: What is written in the place of each number that the configuration does not show, by its name here, or
-            by the configuration's own if it has none here.
+        schedule: The learning-rate schedule; None if its end is unknown.
         origins: Where each of these numbers comes from, by its name here.
         issues: What the reader of the configuration found wrong, or worth knowing.
         own_checks: What is checked for this framework alone: each returns issues of the run and of its ranks.
@@ -139,34 +116,20 @@ class Job:
     microbatches_inside: bool = True
     steps: int | None = None
     epochs: int | float | None = None
-    steps_rounding: Literal["up", "run_up", "down"] = "up"
     dataset_size: int | None = None
     drop_last: bool = False
     strided: bool = False
     accelerate_shards: Literal["batches", "pieces"] | None = None
-    partial_step: Literal["applied", "carried"] = "applied"
-    accumulation_rounded: bool = False
     world_size: int | None = None
-    ranks_per_node: int | None = None
     micro_batch_size: int | None = None
     run_samples: int | None = None
-    run_tokens: int | None = None
     ramp: tuple[int, int, int] | None = None
     batch_stages: tuple[tuple[int, int], ...] = ()
-    mini_batch_size: int | None = None
-    micro_batches_vary: bool = False
-    update_passes: int = 1
-    samples_per_prompt: int = 1
-    dealt: bool = False
     chunks: Mapping[str, int] = field(default_factory=dict[str, int])
     data_ends: bool = False
     refilled_dim: str | None = None
-    expert_parallel: int = 1
-    expert_dims: tuple[str, ...] = ("dp_shard", "cp", "tp")
-    experts_must_divide: bool = False
     learning_rate: float | None = None
-    schedule: Schedule | None = None
-    unknown: Mapping[str, str] = field(default_factory=dict[str, str])
+    schedule: ConfiguredSchedule | None = None
     origins: Mapping[str, Origin] = field(default_factory=dict[str, Origin])
     issues: tuple[ConfigIssue, ...] = ()
     own_checks: tuple[Callable[[Job, RankMap], Iterable[ConfigIssue]], ...] = ()
@@ -179,17 +142,9 @@ class Job:
         if self.epochs is not None and (isinstance(self.epochs, bool) or not 0 < self.epochs < math.inf):
             raise ValueError(f"{self.key('epochs')} must be a number above 0, got {self.epochs}")
         check_count(self.key("pipeline_microbatches"), self.pipeline_microbatches, minimum=1)
-        check_count(self.key("expert_parallel"), self.expert_parallel, minimum=1)
         for name, size in zip(self.names, self.sizes, strict=True):
             if size != INFERRED:
                 check_count(self.key(name), size, minimum=1)
-
-    @property
-    def updates_per_step(self) -> int:
-        """Optimizer updates in each step: 1, except in a framework that cuts a step into mini-batches."""
-        if self.mini_batch_size is None or self.global_batch_size is None:
-            return 1
-        return -(-self.global_batch_size // self.mini_batch_size) * self.update_passes
 
     def key(self, name: str) -> str:
         """Returns the configuration's own name of a number, for messages.
@@ -235,31 +190,19 @@ class Job:
             world_size: Ranks of the job, at least 1.
 
         Raises:
-            JobError: If the dims do not fit, or the experts do not divide the ranks that they use.
+            JobError: If the dims do not fit.
         """
         sizes = dict(zip(self.names, self.sizes, strict=True))
         try:
             if self.refilled_dim is not None and not self.fits(world_size):
                 sizes[self.refilled_dim] = INFERRED
-            ranks = RankMap.fit(self.names, list(sizes.values()), self.data_dims, world_size=world_size)
+            return RankMap.fit(self.names, list(sizes.values()), self.data_dims, world_size=world_size)
         except ValueError as error:
             raise JobError(f"the dims do not fit {world_size} ranks: {error}") from None
-        if self.experts_must_divide and self.uneven_experts(ranks) is not None:
-            raise JobError(f"{self.key('expert_parallel')}: {self.uneven_experts(ranks)}")
-        return ranks
 
     def fits(self, world_size: int) -> bool:
         """Whether the configured sizes multiply to this number of ranks, or one of them is to be inferred."""
         return INFERRED in self.sizes or math.prod(self.sizes) == world_size
-
-    def uneven_experts(self, ranks: RankMap) -> str | None:
-        """Returns the reason why the experts do not divide the ranks that they use; None if they do."""
-        sizes = dict(zip(ranks.names, ranks.sizes, strict=True))
-        used = [name for name in self.expert_dims if name in sizes]
-        pool = math.prod(sizes[name] for name in used)
-        if self.expert_parallel == 1 or pool % self.expert_parallel == 0:
-            return None
-        return f"{self.expert_parallel} must divide {' × '.join(used)} = {pool}"
 
 
 @dataclass(frozen=True)
@@ -312,9 +255,9 @@ class RunPlan:
             gradient_accumulation_steps=accumulation,
             # Where nothing says how long an epoch is, the steps are the only end that can be known.
             max_epochs=None if job.epochs is None or endless else math.ceil(job.epochs),
-            max_steps=_steps_of_tokens(job, ranks, accumulation) if job.steps is None else job.steps,
+            max_steps=job.steps,
             sequence_length=job.tokens_per_micro_batch if in_tokens else job.sequence_length,
-            partial_step=job.partial_step,
+            partial_step="applied",
             **_dataset_facts(job, batch, ranks.dp_degree),
         )
         batches = BatchPlan.of(facts, dp_degree=ranks.dp_degree)
@@ -328,8 +271,6 @@ class RunPlan:
     def length_flags(self) -> tuple[str, ...]:
         """The flags of which each gives the steps of the run, where these are not known."""
         job = self.job
-        if job.run_tokens is not None and job.sequence_length is None:
-            return "--steps N", "--seq-len N"
         if job.dataset_size is not None and self.batch_size is None:
             return "--steps N", "--batch-size N"
         if job.epochs is None:
@@ -363,24 +304,11 @@ class RunPlan:
         return f"{' × '.join(factors)} = {plan.tokens_per_step:,} tokens per step"
 
 
-def _steps_of_tokens(job: Job, ranks: RankMap, accumulation: int) -> int | None:
-    """Returns the steps of a run that is given in tokens; None if it is not, or if a batch has no known tokens."""
-    if job.run_tokens is None or job.sequence_length is None or job.batch_size is None:
-        return None
-    batches = job.run_tokens // ranks.dp_degree // (job.batch_size * job.sequence_length)
-    return max(1, batches // accumulation)
-
-
 def _steps_of_epochs(job: Job, batches: BatchPlan) -> int | None:
-    """Returns the steps of a run that ends within an epoch, or rounds otherwise than per epoch; None for any other."""
-    size, step = job.dataset_size, batches.global_batch_size
-    if job.epochs is None or size is None or step is None or not batches.steps_per_epoch:
+    """Returns the steps of a run that ends within an epoch; None for any other."""
+    if job.epochs is None or job.epochs == int(job.epochs) or not batches.steps_per_epoch:
         return None
-    if job.steps_rounding == "run_up":
-        return math.ceil(size * job.epochs / step)
-    if job.steps_rounding == "down":
-        return max(1, int(max(1, size // step) * job.epochs))
-    return None if job.epochs == int(job.epochs) else math.ceil(job.epochs * batches.steps_per_epoch)
+    return math.ceil(job.epochs * batches.steps_per_epoch)
 
 
 def _dataset_facts(job: Job, batch: int | None, dp_degree: int) -> dict[str, Any]:
@@ -388,9 +316,6 @@ def _dataset_facts(job: Job, batch: int | None, dp_degree: int) -> dict[str, Any
     size = job.dataset_size
     if size is None:
         return {"samples_per_rank": None}
-    size *= job.samples_per_prompt
-    if job.dealt and job.global_batch_size is not None:
-        size -= size % job.global_batch_size
     if job.strided:
         one_pass = (
             None
@@ -449,8 +374,6 @@ def _accumulation(job: Job, ranks: RankMap, total_name: str, size_name: str, uni
     size: int = getattr(job, size_name)
     micro_batches, dp_degree = _micro_batches_outside(job), ranks.dp_degree
     divisor = size * micro_batches * dp_degree
-    if job.accumulation_rounded and total >= divisor:
-        return total // divisor
     if total % divisor:
         factors = f" × {micro_batches} pipeline micro-batches" if micro_batches > 1 else ""
         raise JobError(
@@ -467,15 +390,9 @@ def _batch_size(job: Job, ranks: RankMap, total: int, accumulation: int) -> int:
     if total % divisor:
         key = job.key("global_batch_size")
         noun = "batch" if batches == 1 else "batches"
-        # The configuration has the prompts of a step, of each of which the framework makes several samples.
-        of_prompts = key.removesuffix(f" × {job.key('samples_per_prompt')}")
-        remedy = _nearest(total, divisor)
-        if of_prompts != key:
-            samples = job.samples_per_prompt
-            remedy = f"{of_prompts} {_nearest(total // samples, divisor // math.gcd(divisor, samples))}"
         raise JobError(
             f"{key} {total:,} does not divide into {counted(ranks.dp_degree, 'data rank')} × {batches:,} {noun} each: "
-            f"{total:,} = {total // divisor:,} × {divisor:,} + {total % divisor:,}; {remedy} would"
+            f"{total:,} = {total // divisor:,} × {divisor:,} + {total % divisor:,}; {_nearest(total, divisor)} would"
         )
     return total // divisor
 

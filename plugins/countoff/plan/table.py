@@ -14,7 +14,6 @@ from countoff.core.ranks import INFERRED
 from countoff.plan.issues import ConfigIssue
 from countoff.plan.job import RunPlan
 from countoff.plan.ramp import ramped_steps
-from countoff.plan.scaling import scaled_learning_rate
 
 __all__ = ["Options", "as_json", "issues_as_json", "print_origins", "print_table"]
 
@@ -39,13 +38,9 @@ class Options(NamedTuple):
     """What is printed besides the plan itself; None: nothing.
 
     Attributes:
-        learning_rate: A learning rate, and the global batch size for which it was tuned.
-        ramp: The first global batch, the increment, and the samples over which the batch grows.
         resume_samples: Samples that the run has already seen, over all data ranks.
     """
 
-    learning_rate: tuple[float, int] | None = None
-    ramp: tuple[int, int, int] | None = None
     resume_samples: int | None = None
 
 
@@ -66,7 +61,6 @@ def _rows(plan: RunPlan, options: Options) -> dict[str, object]:
         "tokens per sample": None if in_tokens else job.sequence_length,
         "pipeline micro-batches": _pipeline(plan),
         "batches per step": plan.gradient_accumulation_steps,
-        "optimizer updates per step": None if job.updates_per_step == 1 else job.updates_per_step,
         "samples per step": None if in_tokens else batches.global_batch_size,
         "tokens per step": batches.tokens_per_step,
         "batches per epoch and data rank": batches.batches_per_epoch,
@@ -80,7 +74,6 @@ def _rows(plan: RunPlan, options: Options) -> dict[str, object]:
         "steps": batches.total_steps,
         _SAMPLES: None if in_tokens else batches.total_samples,
         _TOKENS: batches.total_tokens,
-        **_learning_rates(plan, options),
         **_batch_changes(plan, options),
     }
     return {name: value for name, value in found.items() if value is not None}
@@ -133,7 +126,6 @@ def as_json(plan: RunPlan, options: Options) -> dict[str, Any]:
         "pipeline_microbatches": job.pipeline_microbatches,
         "pipeline_microbatches_inside_batch": job.microbatches_inside,
         "gradient_accumulation_steps": plan.gradient_accumulation_steps,
-        "updates_per_step": job.updates_per_step,
         "global_batch_size": None if in_tokens else batches.global_batch_size,
         "tokens_per_step": batches.tokens_per_step,
         "batches_per_epoch": batches.batches_per_epoch,
@@ -150,9 +142,6 @@ def as_json(plan: RunPlan, options: Options) -> dict[str, Any]:
         "total_tokens": batches.total_tokens,
         "identity": plan.identity,
     }
-    scaled = _learning_rates(plan, options)
-    if scaled:
-        found["learning_rate_linear"], found["learning_rate_square_root"] = scaled.values()
     found |= {_JSON[name]: value for name, value in _batch_changes(plan, options).items()}
     return found
 
@@ -167,15 +156,13 @@ def print_origins(plan: RunPlan, console: Console) -> None:
     job = plan.job
     console.print(Text("\nwhere each number comes from:", style="bold"))
     sizes = dict(zip(plan.ranks.names, plan.ranks.sizes, strict=True))
-    steps, schedule = plan.batches.total_steps, job.schedule
-    if schedule is not None and steps:
-        schedule = schedule.planned_for(steps)
+    steps, of_schedule = plan.batches.total_steps, dict[str, object]()
+    if job.schedule is not None and steps:
+        ending, lowest = job.schedule.in_run(steps), job.schedule.lowest
+        of_schedule = {"warmup_steps": ending.warmup_ticks, "horizon_steps": ending.tick, "min_factor": lowest}
     for name, origin in job.origins.items():
         value = sizes.get(name, getattr(job, name, None))
-        if name == "steps" and value is None and job.run_tokens is not None:
-            value = steps
-        if value is None and schedule is not None:
-            value = getattr(schedule, name, None)
+        value = of_schedule.get(name) if value is None else value
         if origin.given:
             source = "a flag" if origin.key.startswith("--") else "written in the configuration"
         elif name in sizes and _is_inferred(plan, name):
@@ -213,17 +200,6 @@ def _range(fewest_and_most: tuple[int, int] | None) -> str | int | None:
     return fewest if fewest == most else f"{fewest:,} to {most:,}"
 
 
-def _learning_rates(plan: RunPlan, options: Options) -> dict[str, object]:
-    in_tokens = plan.job.tokens_per_micro_batch is not None
-    if options.learning_rate is None or plan.batches.global_batch_size is None or in_tokens:
-        return {}
-    rate, tuned = options.learning_rate
-    sizes = {"tuned_batch_size": tuned, "global_batch_size": plan.batches.global_batch_size}
-    linear = scaled_learning_rate(rate, **sizes, rule="linear")
-    root = scaled_learning_rate(rate, **sizes, rule="square root")
-    return {"learning rate, linear (SGD)": linear, "learning rate, square root (Adam)": root}
-
-
 def _batch_changes(plan: RunPlan, options: Options) -> dict[str, object]:
     """Returns the steps of a ramp, and the whole batches after which each data rank resumes.
 
@@ -232,8 +208,8 @@ def _batch_changes(plan: RunPlan, options: Options) -> dict[str, object]:
     """
     found: dict[str, object] = {}
     batches = plan.batches
-    if options.ramp is not None:
-        start, increment, samples = options.ramp
+    if plan.job.ramp is not None:
+        start, increment, samples = plan.job.ramp
         pieces = ramped_steps(batches, start=start, increment=increment, samples=samples)
         below = [(size, steps) for size, steps in pieces if size != batches.global_batch_size]
         found[_RAMP_STEPS] = sum(steps for _, steps in below)

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from countoff.core.alerts import notifications
-from countoff.core.alerts.alert import Alert, NotTold
-from countoff.core.alerts.notifications import Notifications
+from countoff.core.alerts.notifications import Notifications, NotTold
+from countoff.core.finding import Finding
 from countoff.core.verdict import Verdict
 from tests.receiver import Receiver, breaks, hangs, receiving, talks_nonsense
 
-ALERT = Alert(Verdict("LostRank", "rank 2 is gone.", why="It was killed."), ends=True)
+FINDING = Finding(Verdict("LostRank", "rank 2 is gone.", why="It was killed."), "error")
 
 
 def address(receiver: Receiver) -> str:
@@ -26,14 +26,14 @@ def address(receiver: Receiver) -> str:
 
 def test_an_address_gets_title_text_and_kind() -> None:
     with receiving() as receiver:
-        Notifications([address(receiver)]).tell(ALERT)
+        Notifications([address(receiver)]).tell(FINDING)
     [body] = receiver.bodies
-    assert (body["title"], body["message"], body["type"]) == (ALERT.title, ALERT.text, "failure")
+    assert (body["title"], body["message"], body["type"]) == (FINDING.title, FINDING.message, "failure")
 
 
 def test_a_warning_is_told_as_one() -> None:
     with receiving() as receiver:
-        Notifications([address(receiver)]).tell(Alert(ALERT.verdict, ends=False))
+        Notifications([address(receiver)]).tell(Finding(FINDING.verdict, "warning"))
     assert [body["type"] for body in receiver.bodies] == ["warning"]
 
 
@@ -41,21 +41,21 @@ def test_one_that_fails_holds_no_other_back() -> None:
     """The error names what is no secret of it."""
     with receiving() as receiver, receiving(breaks) as other:
         with pytest.raises(NotTold, match=r"^not taken by address 1 \(json\), address 3 \(nonsense\)$"):
-            Notifications([address(other), address(receiver), "nonsense://hunter2"]).tell(ALERT)
+            Notifications([address(other), address(receiver), "nonsense://hunter2"]).tell(FINDING)
         assert len(receiver.bodies) == len(other.bodies) == 1
 
 
 @pytest.mark.parametrize("answer", [breaks, talks_nonsense])
 def test_what_is_not_taken_is_told(answer: Callable[[BaseHTTPRequestHandler], None]) -> None:
     with receiving(answer) as receiver, pytest.raises(NotTold, match=r"^not taken by address 1 \(json\)$"):
-        Notifications([address(receiver)]).tell(ALERT)
+        Notifications([address(receiver)]).tell(FINDING)
 
 
 def test_nobody_who_listens() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         with pytest.raises(NotTold, match=r"^not taken by address 1 \(json\)$"):
-            Notifications([f"json://127.0.0.1:{free.getsockname()[1]}"]).tell(ALERT)
+            Notifications([f"json://127.0.0.1:{free.getsockname()[1]}"]).tell(FINDING)
 
 
 def test_one_that_hangs_ends_with_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +64,7 @@ def test_one_that_hangs_ends_with_its_time(monkeypatch: pytest.MonkeyPatch) -> N
     with receiving(hangs) as receiver:
         begun = time.monotonic()
         with pytest.raises(NotTold, match=r"^not taken by address 1 \(json\)$"):
-            Notifications([address(receiver)]).tell(ALERT)
+            Notifications([address(receiver)]).tell(FINDING)
         assert time.monotonic() - begun >= 1.5  # it was the time that ended it
         assert len(receiver.bodies) <= 1  # the server may have got it
     with pytest.raises(ChildProcessError):
@@ -91,9 +91,9 @@ def test_the_program_may_have_its_own_path(monkeypatch: pytest.MonkeyPatch) -> N
         path = [*sys.path, Path("/nowhere")]
         monkeypatch.setattr(sys, "path", [])
         with pytest.raises(NotTold):
-            Notifications([address(receiver)]).tell(ALERT)
+            Notifications([address(receiver)]).tell(FINDING)
         monkeypatch.setattr(sys, "path", path)
-        Notifications([address(receiver)]).tell(ALERT)
+        Notifications([address(receiver)]).tell(FINDING)
         assert len(receiver.bodies) == 1
 
 
@@ -101,7 +101,7 @@ def test_no_code_of_the_users_runs_there(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "sitecustomize.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with receiving() as receiver:
-        Notifications([address(receiver)]).tell(ALERT)
+        Notifications([address(receiver)]).tell(FINDING)
         assert len(receiver.bodies) == 1
     assert not (tmp_path / "ran").exists()
 
@@ -109,4 +109,4 @@ def test_no_code_of_the_users_runs_there(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_program_that_is_no_python_is_not_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "frozen", True, raising=False)
     with pytest.raises(NotTold, match="there is no Python"):
-        Notifications(["json://127.0.0.1"]).tell(ALERT)
+        Notifications(["json://127.0.0.1"]).tell(FINDING)

@@ -5,15 +5,17 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 
 import pytest
 
-from countoff.core import Settings
-from countoff.core.alerts import telling
-from countoff.core.alerts.alert import Alert, NotTold
-from countoff.core.alerts.notifications import Notifications
-from countoff.core.alerts.telling import ADDRESSES, RUNS, Telling, wait_for_all
+from countoff.core import Settings, constants
+from countoff.core.alerts import sinks, telling
+from countoff.core.alerts.notifications import Notifications, NotTold
+from countoff.core.alerts.sinks import GROUP
+from countoff.core.alerts.telling import Telling, wait_for_all
+from countoff.core.finding import Finding
 from countoff.core.verdict import Verdict
 from countoff.core.waiting import until
 
@@ -22,21 +24,21 @@ ADDRESS = ("json://127.0.0.1",)
 
 
 @dataclass
-class Run:
-    """A tracker's run of the test's own."""
+class Listener:
+    """What a test gives as `on_finding`."""
 
-    name: str = "a run"
     act: Callable[[], object] = lambda: None
-    told: list[Alert] = field(default_factory=list[Alert])
+    told: list[Finding] = field(default_factory=list[Finding])
 
-    def tell(self, alert: Alert) -> None:
+    def __call__(self, finding: Finding) -> None:
         self.act()
-        self.told.append(alert)
+        self.told.append(finding)
 
 
 @pytest.fixture
 def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setattr(constants, "TERMINATION_LOG", str(tmp_path / "log"))
     (tmp_path / "log").touch()
     return tmp_path / "log"
 
@@ -51,7 +53,7 @@ def _new_process(monkeypatch: pytest.MonkeyPatch) -> None:
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The titles of what is sent to addresses."""
     titles: list[str] = []
-    monkeypatch.setattr(Notifications, "tell", lambda _, alert: titles.append(alert.title))
+    monkeypatch.setattr(Notifications, "tell", lambda _, finding: titles.append(finding.title))
     return titles
 
 
@@ -59,130 +61,145 @@ def wait_until(done: Callable[[], object]) -> None:
     assert until(lambda: bool(done()), time.monotonic() + 30)
 
 
-def always(what: str) -> bool:
+def always() -> bool:
     return True
 
 
-def never(what: str) -> bool:
+def never() -> bool:
     return False
 
 
-def fail(error: Exception) -> None:
+def fail(error: BaseException) -> None:
     raise error
 
 
-def test_the_teller_tells_the_runs_and_the_host_its_log(pod: Path) -> None:
-    run = Run()
-    one = Telling(Settings(termination_log=str(pod), verdict_file="/v.json", trace_dir="/t"), lambda: [run])
+def say_nothing(line: str) -> None:
+    raise AssertionError(line)
+
+
+def tell(
+    one: Telling,
+    claim: Callable[[], bool] = always,
+    say: Callable[[str], object] = say_nothing,
+    *,
+    for_host: bool = True,
+) -> None:
+    """Tells of the verdict, and waits for it as the end of a process does."""
     one.expect()
-    one.tell(VERDICT, for_host=True, claim=always)
-    one.wait()
-    assert [(alert.ends, alert.files) for alert in run.told] == [(True, ("/v.json", "/t"))]
+    try:
+        one.tell(VERDICT, for_host=for_host, claim=claim, say=say)
+    finally:
+        one.wait()
+
+
+def install(monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+    """Installs a package that listens."""
+    found = EntryPoints([EntryPoint("pager", target, GROUP)])
+    monkeypatch.setattr(sinks, "entry_points", lambda *, group: found.select(group=group))
+
+
+def test_the_user_the_log_and_the_container_are_told(pod: Path, caplog: pytest.LogCaptureFixture) -> None:
+    listener = Listener()
+    tell(
+        Telling(
+            Settings(verdict_file="/v.json", trace_dir="/t", on_finding=listener),
+        )
+    )
+    [finding] = listener.told
+    assert (finding.level, finding.files) == ("error", ("/v.json", "/t"))
     assert pod.read_text("utf-8").startswith("countoff: LostRank")
+    [record] = caplog.records
+    assert (record.name, record.levelname, record.getMessage()) == ("countoff", "ERROR", "LostRank: rank 2 is gone.")
+    assert vars(record)["finding"] == finding
 
 
-def test_others_tell_nobody(pod: Path) -> None:
-    run = Run()
-    one = Telling(Settings(termination_log=str(pod)), lambda: [run])
-    one.tell(VERDICT, for_host=False, claim=never)
-    one.wait()
-    assert (run.told, pod.read_text()) == ([], "")
+def test_others_tell_nobody(pod: Path, caplog: pytest.LogCaptureFixture) -> None:
+    listener = Listener()
+    tell(Telling(Settings(on_finding=listener)), never, for_host=False)
+    assert (listener.told, pod.read_text(), caplog.records) == ([], "", [])
 
 
-def test_a_warning_is_told_once_of_each_kind_and_never_in_the_log(pod: Path) -> None:
+def test_a_rank_that_has_nobody_to_tell_claims_nothing() -> None:
+    tell(Telling(Settings()), lambda: pytest.fail("there is nobody to tell"))
+
+
+def test_each_warning_is_told_and_never_in_the_containers_log(pod: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The termination log has what ended a container."""
-    run = Run()
-    one = Telling(Settings(termination_log=str(pod), verdict_file="/v.json"), lambda: [run])
-    for kind in ("Stalled", "SameOrder", "Stalled"):
-        one.warn(Verdict(kind, "something."))
-    wait_until(lambda: len(run.told) == 2)
+    listener = Listener()
+    one = Telling(Settings(verdict_file="/v.json", on_finding=listener))
+    for kind in ("Stalled", "SameOrder"):
+        one.warn(Verdict(kind, "something."), say_nothing)
+    wait_until(lambda: len(listener.told) == 2 and len(caplog.records) == 2)
     one.wait()  # nothing is waited for
-    assert {(alert.verdict.kind, alert.ends, alert.files) for alert in run.told} == {
-        ("Stalled", False, ()),
-        ("SameOrder", False, ()),
+    assert {(finding.kind, finding.level, finding.files) for finding in listener.told} == {
+        ("Stalled", "warning", ()),
+        ("SameOrder", "warning", ()),
     }
-    assert len(run.told) == 2
+    assert {record.levelname for record in caplog.records} == {"WARNING"}
     assert pod.read_text() == ""
 
 
-def test_notify_false_leaves_trackers_alone() -> None:
-    run = Run()
-    one = Telling(Settings(notify=False), lambda: [run])
-    one.expect()
-    one.tell(VERDICT, for_host=True, claim=always)
-    one.warn(VERDICT)
-    one.wait()
-    assert run.told == []
-
-
-def test_a_tracker_that_cannot_be_asked_has_no_run(sent: list[str]) -> None:
-    one = Telling(Settings(notify=ADDRESS), lambda: fail(ValueError("closed")))  # pyright: ignore[reportArgumentType]
-    one.expect()
-    one.tell(VERDICT, for_host=False, claim=always)
-    one.wait()
-    assert len(sent) == 1
-
-
-def test_a_rank_claims_what_it_can_tell_and_tells_what_it_gets(sent: list[str]) -> None:
-    """One rank may have the run of a tracker, and another one the addresses."""
-    run, claimed = Run(), list[str]()
-
-    def claim(what: str) -> bool:
-        claimed.append(what)
-        return what == RUNS
-
-    Telling(Settings()).tell(VERDICT, for_host=False, claim=claim)
-    assert claimed == []
-    one = Telling(Settings(notify=ADDRESS), lambda: [run])
-    one.expect()
-    one.tell(VERDICT, for_host=False, claim=claim)
-    one.wait()
-    assert sorted(claimed) == [ADDRESSES, RUNS]
-    assert (len(run.told), sent) == (1, [])
+def test_a_rank_that_is_not_to_tell_leaves_function_and_addresses_alone(sent: list[str]) -> None:
+    listener = Listener()
+    tell(Telling(Settings(notify=ADDRESS, on_finding=listener)), never)
+    assert (listener.told, sent) == ([], [])
 
 
 def test_a_store_that_ends_holds_nothing_up(pod: Path) -> None:
-    one = Telling(Settings(termination_log=str(pod)), lambda: [Run()])
-    one.expect()
+    one = Telling(Settings(on_finding=Listener()))
     with pytest.raises(OSError, match="gone"):
-        one.tell(VERDICT, for_host=True, claim=lambda _: fail(OSError("gone")))  # pyright: ignore[reportArgumentType]
-    one.wait()
+        tell(one, lambda: fail(OSError("gone")))  # pyright: ignore[reportArgumentType]
     assert pod.read_text("utf-8").startswith("countoff: LostRank")
 
 
 def test_addresses_get_a_kind_of_warning_once_in_a_process(sent: list[str]) -> None:
-    """A program may fit a thousand times. A tracker has another run each time."""
-    run = Run()
+    """A program may fit a thousand times."""
+    listener = Listener()
     for verdict in (Verdict("Stalled", "a."), Verdict("Stalled", "b.")):
-        Telling(Settings(notify=ADDRESS), lambda: [run]).warn(verdict)
-    wait_until(lambda: len(run.told) == 2 and sent)
+        Telling(Settings(notify=ADDRESS, on_finding=listener)).warn(verdict, say_nothing)
+    wait_until(lambda: len(listener.told) == 2 and sent)
     assert sent == ["countoff: Stalled: a."]
+
+
+def test_an_installed_package_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is loaded when there is a finding, and not sooner."""
+    told: list[Finding] = []
+    monkeypatch.setattr(telling, "told_of_test", told.append, raising=False)
+    install(monkeypatch, "countoff.core.alerts.telling:told_of_test")
+    tell(Telling(Settings()))
+    assert [finding.kind for finding in told] == ["LostRank"]
+
+
+def test_an_installed_package_that_cannot_be_imported_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, "no_such_package:tell")
+    said: list[str] = []
+    listener = Listener()
+    tell(Telling(Settings(on_finding=listener)), say=said.append)
+    assert said == ["pager of countoff.findings raised ModuleNotFoundError, and was not told of LostRank"]
+    assert len(listener.told) == 1
 
 
 def test_a_process_that_starts_no_thread_any_more_tells_all_the_same(
     pod: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a function of atexit in Python 3.12."""
-    run = Run()
+    listener = Listener()
     monkeypatch.setattr(threading.Thread, "start", lambda _: fail(RuntimeError("can't create new thread")))
-    one = Telling(Settings(termination_log=str(pod)), lambda: [run])
-    one.expect()
-    one.tell(VERDICT, for_host=True, claim=always)
-    one.wait()
-    assert len(run.told) == 1
+    tell(Telling(Settings(on_finding=listener)))
+    assert len(listener.told) == 1
     assert pod.read_text("utf-8").startswith("countoff: LostRank")
 
 
-def test_one_that_hangs_holds_no_other_back_and_the_end_not_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_hangs_holds_no_other_back_and_the_end_not_for_longer(
+    pod: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(telling, "TELL_SECONDS", 0.3)
-    released, run = threading.Event(), Run()
-    one = Telling(Settings(), lambda: [Run("hangs", released.wait), run])
+    released = threading.Event()
+    one = Telling(Settings(on_finding=Listener(released.wait)))
     begun = time.monotonic()
-    one.expect()
-    one.tell(VERDICT, for_host=False, claim=always)
-    one.wait()
+    tell(one)
     assert time.monotonic() - begun >= 0.3
-    assert len(run.told) == 1
+    assert pod.read_text("utf-8").startswith("countoff: LostRank")
     released.set()
 
 
@@ -195,39 +212,62 @@ def test_the_wait_begins_before_the_verdict_is_printed() -> None:
     waiting.start()
     waiting.join(0.1)
     assert waiting.is_alive()
-    one.tell(VERDICT, for_host=False, claim=never)
+    one.tell(VERDICT, for_host=False, claim=never, say=say_nothing)
     waiting.join()
 
 
 def test_the_end_of_a_process_waits_for_all_its_guards() -> None:
-    released, run = threading.Event(), Run()
-    run.act = released.wait
-    one, other = Telling(Settings(), lambda: [run]), Telling(Settings())
+    released = threading.Event()
+    listener = Listener(released.wait)
+    one, other = Telling(Settings(on_finding=listener)), Telling(Settings())
     for each in (one, other):
         each.expect()
-        each.tell(VERDICT, for_host=False, claim=always)
+        each.tell(VERDICT, for_host=False, claim=always, say=say_nothing)
     waiting = threading.Thread(target=wait_for_all)
     waiting.start()
     waiting.join(0.1)
     assert waiting.is_alive()
     released.set()
     waiting.join()
-    assert len(run.told) == 1
+    assert len(listener.told) == 1
+
+
+@pytest.mark.parametrize("error", [ValueError("https://hunter2"), SystemExit(3)])
+def test_a_function_that_fails_is_one_line_without_a_secret(error: BaseException) -> None:
+    """The text of an error may hold an address. What the function raises ends nothing."""
+    said: list[str] = []
+
+    def page(finding: Finding) -> None:
+        raise error
+
+    begun = time.monotonic()
+    tell(Telling(Settings(on_finding=page)), say=said.append)
+    [line] = said
+    assert line.endswith(f".page raised {type(error).__name__}, and was not told of LostRank")
+    assert time.monotonic() - begun < telling.TELL_SECONDS
 
 
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (NotTold("not taken by slack"), "the alert was not told to a run: not taken by slack"),
-        (ValueError("slack://hunter2"), "the alert was not told to a run: ValueError"),
+        (NotTold("not taken by slack"), "notify was not told of LostRank: not taken by slack"),
+        (ValueError("slack://hunter2"), "notify was not told of LostRank: ValueError"),
     ],
 )
-def test_a_failure_is_one_debug_line_without_a_secret(
-    error: Exception, said: str, caplog: pytest.LogCaptureFixture
+def test_a_failure_of_an_address_is_one_debug_line_without_a_secret(
+    error: Exception, said: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = Telling(Settings(), lambda: [Run("a run", lambda: fail(error))])
+    monkeypatch.setattr(Notifications, "tell", lambda _, finding: fail(error))
     with caplog.at_level(logging.DEBUG, "countoff"):
-        one.expect()
-        one.tell(VERDICT, for_host=False, claim=always)
-        one.wait()
+        tell(Telling(Settings(notify=ADDRESS)), for_host=False)
     assert caplog.messages == [said]
+
+
+def test_without_a_handler_python_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    """The verdict is printed already. Python's handler of last resort would print it again."""
+    log = logging.getLogger("countoff")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(log, "propagate", False)  # pytest's own handlers are above it
+        assert [type(handler) for handler in log.handlers] == [logging.NullHandler]
+        tell(Telling(Settings()))
+    assert capfd.readouterr() == ("", "")

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from countoff.core.checks.horizon import Horizon, RunLength, guessed_horizon, horizon_of, run_out, wrong_horizon
-from countoff.core.counts.curves import Ending
+from countoff.core.checks.horizon import Horizon, RunLength, run_out, wrong_horizon
+from countoff.core.counts.schedules import Ending
 
 
 def zero(tick, **more):
@@ -33,7 +33,6 @@ def test_a_schedule_multiplied_by_its_ticks_per_step_fits(steps_per_epoch, epoch
     horizon = Horizon("OneCycleLR", zero(steps * pace), Fraction(pace))
     assert horizon.end_step == steps
     assert wrong_horizon(horizon, run) is None
-    assert guessed_horizon(horizon, replace(run, steps=None, epochs=None, epoch_batches=(steps_per_epoch,))) is None
 
 
 @given(st.integers(1, 500), st.integers(0, 500), st.integers(0, 500), st.integers(1, 4))
@@ -96,7 +95,7 @@ def test_the_cause_is_the_number_that_the_schedule_was_made_for(made_for, cause)
             Horizon("MultiStepLR", lowest(80, 1e-4, stepwise=True), Fraction(1, 400)),
             replace(RUN, epochs=90, steps=36000),
         ),
-        (Horizon("CosineAnnealingLR", zero(40, rises=True, periodic=True)), RUN),
+        (Horizon("CosineAnnealingLR", zero(40, rises=True)), RUN),
         (Horizon("LambdaLR", zero(1190)), RUN),
         (Horizon("LambdaLR", zero(1300)), RUN),
         (Horizon("LambdaLR", zero(100_000)), replace(RUN, limited=True)),
@@ -118,7 +117,7 @@ def test_nothing_is_said_of_what_may_be_meant(horizon, run):
             "reaches its lowest value, 1e-4, at step 80 of 36,000: ",
         ),
         (
-            Horizon("CosineAnnealingLR", zero(3, rises=True, periodic=True)),
+            Horizon("CosineAnnealingLR", zero(3, rises=True)),
             RUN,
             "reaches 0 at step 3 of 1,200 and then rises again: ",
         ),
@@ -162,43 +161,6 @@ def test_a_small_difference_is_none(end, said):
     assert (wrong_horizon(Horizon("LambdaLR", zero(end)), RunLength(1000)) is not None) is said
 
 
-UNTOLD = RunLength(steps_per_epoch=99, epoch_batches=(198,), processes=2)
-
-
-@pytest.mark.parametrize(
-    ("horizon", "run"),
-    [
-        (Horizon("OneCycleLR", zero(396), Fraction(2)), UNTOLD),
-        (Horizon("OneCycleLR", zero(298), Fraction(2)), UNTOLD),
-        (Horizon("OneCycleLR", zero(297)), UNTOLD),
-        (Horizon("OneCycleLR", zero(297), Fraction(2)), RunLength(epoch_batches=(198,))),
-        (Horizon("OneCycleLR", zero(297), Fraction(2)), replace(UNTOLD, epoch_batches=())),
-        (Horizon("LambdaLR", zero(99 * 19, warmup_ticks=100), Fraction(2)), replace(UNTOLD, epoch_batches=(19,))),
-        (Horizon("LambdaLR", zero(99, warmup_ticks=98), Fraction(2)), UNTOLD),
-    ],
-    ids=["whole epochs", "a limit", "one tick per step", "no epoch", "no loader", "the loader's length", "a warm-up"],
-)
-def test_nothing_is_guessed_where_the_length_may_be_right(horizon, run):
-    assert guessed_horizon(horizon, run) is None
-
-
-def test_a_guess_is_worded_as_one_and_does_no_harm():
-    """Nobody has told the length of the run: the message does not claim it, and its remedy is to tell it."""
-    verdict = guessed_horizon(Horizon("OneCycleLR", zero(297), Fraction(2), "once per process"), UNTOLD, why="Each.")
-    assert verdict is not None
-    assert verdict.sentence == (
-        "the learning rate probably ends too early, at step 149: OneCycleLR was made for 297 steps, and is stepped "
-        "twice per optimizer step (once per process)."
-    )
-    assert verdict.why == (
-        "This is a guess: 297 steps are 3 epochs of 99 steps of the optimizer, and no whole number of steps or epochs "
-        "in calls of the scheduler's step(). Each."
-    )
-    assert verdict.remedy.startswith("tell attach how long the run is, with epochs= or max_steps=")
-    assert "Only if the run has 297 optimizer steps: make OneCycleLR for 594 steps." in verdict.remedy
-    assert "of the run" not in verdict.sentence + verdict.why
-
-
 @pytest.mark.parametrize(("ticks", "said"), [(52, False), (59, False), (60, True), (72, True)])
 def test_the_last_steps_of_a_rounded_schedule_are_none(ticks, said):
     """A schedule for 10 epochs of 21 batches / 4 has 52 steps, and the run 60: one more in each epoch."""
@@ -221,13 +183,20 @@ def test_an_epoch_after_the_end_is_reported():
         assert run_out(Horizon("LinearLR", ending), RunLength(), ticks=30, span="train epoch 1") is None
 
 
-def test_the_horizon_of_a_curve_is_found_in_ticks():
-    """The curve is followed through the ticks of the run, also where there is one per epoch."""
-    run = RunLength(400, steps_per_epoch=100, epochs=4)
-    per_epoch = horizon_of("LinearLR", lambda tick: max(0.0, 1 - tick / 4), run, pace=Fraction(1, 100))
-    assert per_epoch is not None
-    assert (per_epoch.ending.tick, per_epoch.end_step) == (4, 400)
-    assert horizon_of("LinearLR", lambda tick: 1.0, run, pace=Fraction(1)) is None
+@pytest.mark.parametrize(("tick", "said"), [(240, False), (300, True)])
+def test_cycles_are_meant_unless_the_run_has_few(tick, said):
+    """A cosine of an epoch that is stepped on falls and rises: several times, as cycles do, or about once."""
+    run = replace(RUN, epochs=5) if tick == 240 else replace(RUN, epochs=4)
+    run = replace(run, steps_per_epoch=tick, steps=1210 if tick == 240 else 1200)
+    assert (wrong_horizon(Horizon("CosineAnnealingLR", zero(tick, rises=True)), run) is not None) is said
+
+
+def test_a_rate_that_vanishes_after_the_run_is_none():
+    """A schedule that falls for ever is made for no number of steps."""
+    assert wrong_horizon(Horizon("ExponentialLR", Ending("vanished", 9000)), RUN) is None
+    early = wrong_horizon(Horizon("ExponentialLR", Ending("vanished", 900)), RUN)
+    assert early is not None
+    assert "falls below a millionth of its highest value at step 900 of 1,200: ExponentialLR is" in early.sentence
 
 
 @pytest.mark.parametrize("given", [{"steps": 0}, {"steps": 1.5}, {"processes": 0}, {"epochs": 0}])

@@ -145,7 +145,7 @@ class Passes:
         self.notes = notes = list[str]()
 
         class Noting(State):
-            def find(self, verdict: Verdict, *, by_counts: bool = False) -> None:
+            def find(self, verdict: Verdict) -> None:
                 notes.append(verdict.kind)
 
         self.state = Noting(0, 2, Settings(), {})

@@ -1,4 +1,4 @@
-"""The comparison of plans, settings and versions that ranks reported at the roll call."""
+"""The comparison of plans and settings that ranks reported at the roll call."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -8,9 +8,16 @@ import pytest
 
 from countoff.core.checks.check import FitStart
 from countoff.core.checks.even import EvenCheck, judge_lengths
-from countoff.core.checks.plan import PROOF_FIELDS, agreed_fields, first_difference, judge_even_settings, judge_plans
-from countoff.core.checks.settings import judge_tick_batches
-from countoff.core.checks.versions import judge_versions
+from countoff.core.checks.plan import (
+    PROOF_FIELDS,
+    PlanCheck,
+    agreed_fields,
+    first_difference,
+    judge_plans,
+    judge_rows,
+    judge_settings,
+)
+from countoff.core.levels import effect
 from countoff.core.protocol.records import FitPlan
 from countoff.core.settings import Settings
 from countoff.core.state import State
@@ -72,44 +79,62 @@ def test_different_checkpoints_are_the_cause_of_different_positions() -> None:
     assert remedy_for(found, {}).startswith("resume every rank from the same checkpoint")
 
 
-def test_different_tick_batches_are_a_settings_mismatch() -> None:
-    """The warning names both settings and the rank that differs."""
-    found = judge_tick_batches({0: 64, 1: 32, 2: 64})
+def compared(*plans: FitPlan) -> tuple[PlanCheck, list[Any]]:
+    """The check of the first rank, and what it has found."""
+    check = PlanCheck(weights_every=0)
+    reports = {rank: dict(check.report(FitStart(plan, {}), 500)) for rank, plan in enumerate(plans)}
+    return check, [*filter(None, check.compare_reports(reports, complete=True, refused=False))]
+
+
+def test_datasets_of_other_rows_are_a_warning() -> None:
+    whole, odd = FitPlan(dataset_rows=96), FitPlan(dataset_rows=88)
+    check, [found] = compared(whole, whole, odd, whole)
+    said = "before the first batch, the train dataset has 88 rows on rank 2, 96 rows on ranks 0, 1, 3."
+    assert (found.sentence, found.ranks, found.standing) == (said, (2,), "out of step")
+    assert effect(found, {"PlanMismatch": "raise"}) == "warn"
+    assert check.datasets_differ
+    check, [found] = compared(whole, odd)
+    assert (found.ranks, found.standing) == ((0, 1), "differ")
+
+
+def test_rows_that_are_not_known_are_not_compared() -> None:
+    check, found = compared(FitPlan(dataset_rows=96), FitPlan(), FitPlan(dataset_rows=96))
+    assert (check.datasets_differ, found) == (False, [])
+    with pytest.raises(ValueError, match="expected a whole number"):
+        judge_rows({0: {"dataset_rows": 96}, 1: {"dataset_rows": "all"}})
+
+
+def test_lengths_that_differ_have_the_datasets_as_their_cause() -> None:
+    """It is said once, and a difference that has another cause is not said to have that one."""
+
+    def found(lengths: tuple[int, int], rows: tuple[int, int], **more: Any) -> Any:
+        plans = [
+            FitPlan(
+                batches_per_epoch=length, dataset_rows=rows[rank], **{key: each[rank] for key, each in more.items()}
+            )
+            for rank, length in enumerate(lengths)
+        ]
+        [verdict] = compared(*plans)[1]
+        return verdict
+
+    known = found((12, 11), (96, 88))
+    assert known.sentence == "before the first batch, batches_per_epoch is 12 on rank 0, 11 on rank 1."
+    assert known.why.startswith("The train dataset has 96 rows on rank 0, 88 rows on rank 1. ")
+    assert known.remedy.startswith("give every rank the same dataset")
+    assert effect(known, {}) == "raise"
+    assert "dataset" not in found((12, 11), (96, 96)).why
+    assert "dataset" not in found((12, 12), (96, 88), batch_size=(8, 9)).why
+
+
+def test_ranks_that_compare_weights_after_different_steps_do_not_begin() -> None:
+    """A rank that compares none reports nothing."""
+    reports = [PlanCheck(every).report(FitStart(FitPlan(), {}), 500) for every in (5, 0, 5)]
+    found = judge_settings(dict(enumerate(reports)))
     assert found is not None
-    assert (found.kind, found.ranks) == ("SettingsMismatch", (1,))
-    assert found.sentence.startswith("tick_batches is 32 on rank 1, 64 on ranks 0, 2: ")
-
-
-def test_a_rank_without_tick_batches_is_unknown() -> None:
-    """A rank that has not reported its `tick_batches`, as one of another version, differs from all others."""
-    found = judge_tick_batches({0: 64, 1: None, 2: 64})
-    assert found is not None
-    assert found.sentence.startswith("tick_batches is unknown on rank 1, 64 on ranks 0, 2: ")
-
-
-def test_equal_tick_batches_are_no_mismatch() -> None:
-    assert judge_tick_batches({0: 64, 1: 64}) is None
-
-
-def test_different_versions_are_a_version_mismatch() -> None:
-    """The first package by name whose versions differ is named, with the rank that differs."""
-    versions: dict[int, dict[str, Any]] = {rank: {"python": "3.12", "torch": "2.7", "zarr": "3"} for rank in range(3)}
-    versions[2] |= {"torch": "2.8", "zarr": "2"}
-    found = judge_versions(versions)
-    assert found is not None
-    assert (found.kind, found.ranks) == ("VersionMismatch", (2,))
-    assert found.sentence == "torch is 2.8 on rank 2, 2.7 on ranks 0, 1."
-
-
-def test_a_package_that_one_rank_lacks_is_a_version_mismatch() -> None:
-    found = judge_versions({0: {"torch": "2.7", "apex": "1"}, 1: {"torch": "2.7"}, 2: {"torch": "2.7", "apex": "1"}})
-    assert found is not None
-    assert found.sentence == "apex is unknown on rank 1, 1 on ranks 0, 2."
-
-
-def test_equal_versions_are_no_mismatch() -> None:
-    assert judge_versions({0: {"torch": "2.7"}, 1: {"torch": "2.7"}}) is None
-    assert judge_versions({0: {}, 1: {}}) is None
+    assert (found.kind, found.ranks) == ("PlanMismatch", (1,))
+    assert found.sentence == "before the first batch, weights_every is 0 on rank 1, 5 on ranks 0, 2."
+    assert remedy_for(found, {}) == "give every rank the same weights_every."
+    assert judge_settings({0: reports[0], 1: reports[2]}) is None
 
 
 def test_agreed_fields_are_those_with_one_value_on_all_ranks() -> None:
@@ -184,18 +209,16 @@ def reported(settings: Settings, own_batches: int | None) -> Mapping[str, Any]:
         (EVEN, Settings(uneven_train="repeat"), "uneven_train is 'stop' on rank 0, 'repeat' on ranks 1, 2"),
         (Settings(uneven_eval="stop"), Settings(), "uneven_eval is 'stop' on rank 0, not 'stop' on ranks 1, 2"),
         (Settings(uneven_eval="stop"), EVEN, "uneven_train is 'raise' on rank 0, 'stop' on ranks 1, 2"),
-        (Settings(uneven_train="stop", lookahead=2), EVEN, "lookahead is 2 on rank 0, 4 on ranks 1, 2"),
     ],
 )
 def test_ranks_that_take_the_same_number_have_the_same_settings(one: Settings, other: Settings, words: str) -> None:
     """The message has the value of a rank that reports none of these settings, because nothing makes it even."""
-    verdict = judge_even_settings({rank: reported(other if rank else one, None) for rank in range(3)})
+    verdict = judge_settings({rank: reported(other if rank else one, None) for rank in range(3)})
     assert verdict is not None
     assert verdict.sentence == f"before the first batch, {words}."
     assert remedy_for(verdict, {})
 
 
-@pytest.mark.parametrize("settings", [EVEN, Settings(), Settings(lookahead=8)])
+@pytest.mark.parametrize("settings", [EVEN, Settings()])
 def test_equal_settings_are_no_mismatch(settings: Settings) -> None:
-    assert judge_even_settings({rank: reported(settings, 4 + rank) for rank in range(3)}) is None
-    assert judge_even_settings({0: reported(Settings(), None), 1: reported(Settings(lookahead=8), None)}) is None
+    assert judge_settings({rank: reported(settings, 4 + rank) for rank in range(3)}) is None

@@ -285,10 +285,10 @@ def test_steps_and_first_rates_are_those_of_the_whole_run():
 
 
 def test_without_fingerprints_positions_are_still_compared(capsys: pytest.CaptureFixture[str]):
-    loop = Loop(record_after(3, 3), fingerprint_batches=0)
+    loop = Loop(record_after(3, 3), compare_data=False)
     assert list(loop.epoch(0))
     assert capsys.readouterr().err == ""
-    loop = Loop(record_after(3, 3), fingerprint_batches=0)
+    loop = Loop(record_after(3, 3), compare_data=False)
     assert list(loop.epoch(2))
     assert "train epoch 1 is skipped" in capsys.readouterr().err
 

@@ -1,24 +1,22 @@
 """Learning-rate schedules at the roll call: they differ if the ranks will train with different rates."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from countoff.core.checks.learning_rates import SchedulePlan, judge_schedules, places
+from countoff.core.checks.learning_rates import SchedulePlan, judge_schedules
+from countoff.core.counts.schedules import Ending, decay, milestones, warmup
 
 
-def linear(length: int, warmup: int = 0, peak: float = 0.1) -> Callable[[int], float]:
-    def rate(tick: int) -> float:
-        if tick < warmup:
-            return peak * tick / warmup
-        return peak * max(0.0, (length - tick) / (length - warmup))
-
-    return rate
+def plan(
+    length: int = 40, *, ticks: int = 30, begin: int = 0, name: str = "LambdaLR", peak: float = 0.1, warmup: int = 0
+) -> list[Mapping[str, Any]]:
+    return made(decay(length, warmup=warmup).times(peak), ticks=ticks, begin=begin, name=name)
 
 
-def plan(length: int = 40, *, ticks: int = 30, name: str = "LambdaLR", **curve: Any) -> list[Mapping[str, Any]]:
-    return [SchedulePlan.of(name, linear(length, **curve), begin=0, ticks=ticks, made_for=length).to_json()]
+def made(ending: Ending, *, ticks: int, begin: int = 0, name: str = "LambdaLR") -> list[Mapping[str, Any]]:
+    return [SchedulePlan.of(name, ending, begin=begin, ticks=ticks).to_json()]
 
 
 def test_equal_schedules_agree_also_where_a_rank_has_a_shorter_run() -> None:
@@ -49,14 +47,17 @@ def test_of_two_ranks_both_differ() -> None:
     assert (found.ranks, found.standing) == ((0, 1), "differ")
 
 
-def test_other_schedulers_and_other_curves_are_named() -> None:
-    other = judge_schedules({0: plan(), 1: plan(41, name="LinearLR")})
-    assert other is not None
-    assert "the learning-rate scheduler is LambdaLR on rank 0, LinearLR on rank 1." in other.sentence
-    bent = [SchedulePlan.of("LambdaLR", lambda tick: 0.1 - tick**2 / 1e6, begin=0, ticks=30, made_for=40).to_json()]
-    curve = judge_schedules({0: plan(), 1: bent})
-    assert curve is not None
-    assert curve.sentence == "before the first batch, the curve of LambdaLR differs between rank 0 and rank 1."
+def test_another_warmup_is_named() -> None:
+    found = judge_schedules({0: plan(warmup=5), 1: plan(warmup=8)})
+    assert found is not None
+    assert (
+        found.sentence == "before the first batch, the warm-up of LambdaLR takes 5 steps on rank 0, 8 steps on rank 1."
+    )
+
+
+def test_schedulers_of_other_classes_prove_nothing() -> None:
+    """They may have one curve; the rates of the first steps tell."""
+    assert judge_schedules({0: plan(), 1: plan(41, name="LinearLR")}) is None
 
 
 def test_what_differs_beyond_the_run_of_every_rank_is_no_difference() -> None:
@@ -72,34 +73,29 @@ def test_unknown_schedules_prove_nothing(other: Any) -> None:
     assert judge_schedules({}) is None
 
 
-def test_a_schedule_that_raises_an_error_differs_from_one_that_does_not() -> None:
-    def one_cycle(tick: int) -> float:
-        if tick > 10:
-            raise ValueError("too many steps")
-        return 0.1
+def test_milestones_are_alike_until_the_last_of_them() -> None:
+    first, second = milestones([6, 9], 0.1), milestones([6, 12], 0.1)
+    for ticks, said in ((9, False), (12, True)):
+        assert (judge_schedules({0: made(first, ticks=ticks), 1: made(second, ticks=ticks)}) is not None) is said
 
-    ended = [SchedulePlan.of("OneCycleLR", one_cycle, begin=0, ticks=30, made_for=10).to_json()]
-    whole = [SchedulePlan.of("OneCycleLR", lambda _: 0.1, begin=0, ticks=30, made_for=30).to_json()]
-    assert judge_schedules({0: ended, 1: ended}) is None
-    assert judge_schedules({0: ended, 1: whole}) is not None
+
+def test_schedules_that_have_ended_are_alike() -> None:
+    """A run that goes on after the warm-ups of both ranks trains with one rate."""
+    ranks = {rank: made(warmup(length), ticks=50, begin=20) for rank, length in enumerate((10, 12))}
+    assert judge_schedules(ranks) is None
+    ranks = {rank: made(warmup(length), ticks=50, begin=5) for rank, length in enumerate((10, 12))}
+    assert judge_schedules(ranks) is not None
 
 
 def test_a_resumed_schedule_is_compared_from_where_it_stands() -> None:
-    resumed = [SchedulePlan.of("LambdaLR", linear(40), begin=20, ticks=10, made_for=40).to_json()]
+    resumed = plan(begin=20, ticks=10)
     assert judge_schedules({0: resumed, 1: resumed}) is None
-    assert judge_schedules({0: resumed, 1: plan(ticks=10)}) is not None
+    found = judge_schedules({0: resumed, 1: plan(ticks=10)})
+    assert found is not None
+    assert found.sentence == "before the first batch, LambdaLR has made 20 steps on rank 0, 0 steps on rank 1."
 
 
-@pytest.mark.parametrize("record", [{}, {"name": "x", "made_for": -1, "peak": 0.1, "rates": ""}, {"name": "x"}])
+@pytest.mark.parametrize("record", [{}, {**plan()[0], "made_for": -1}, {"name": "x"}])
 def test_a_record_that_is_no_schedule_is_refused(record: Mapping[str, Any]) -> None:
     with pytest.raises((KeyError, TypeError, ValueError)):
         judge_schedules({0: [record], 1: plan()})
-
-
-def test_places_are_few_and_begin_alike() -> None:
-    """So the checksums of ranks with runs of different lengths have a common beginning."""
-    for ticks in (1, 2, 3, 50, 10**9):
-        found = list(places(ticks))
-        assert found == [each for each in places(10**12) if each < ticks]
-        assert len(found) <= 48
-        assert found == sorted(set(found))

@@ -131,7 +131,7 @@ def test_a_split_that_is_known_later_is_compared_with_the_first_evaluation() -> 
     class Reports:
         def report(self, name: str, record: Any, judge: Any, *, owed: bool = True, after: Any = ()) -> None:
             assert not after
-            reported.append((name, record, judge, owed))
+            reported.append((name, record(), judge, owed))
 
     check = SplitCheck()
     others: Any = Reports()

@@ -268,20 +268,15 @@ class Stalled:
 
 
 @pytest.mark.parametrize(
-    ("found", "inside", "takes", "stands"),
-    [
-        ("", False, False, True),
-        ("Found by watching.", False, False, False),
-        ("Found by watching.", True, False, True),
-        ("Found by watching.", True, True, False),
-    ],
+    ("counts_all", "inside", "takes", "stands"),
+    [(True, False, False, True), (False, False, False, False), (False, True, False, True), (False, True, True, False)],
 )
-def test_a_loop_that_was_found_stands_still_only_inside_of_an_epoch(
-    found: str, inside: bool, takes: bool, stands: bool
+def test_a_loop_that_counts_only_what_trains_stands_still_only_inside_of_an_epoch(
+    counts_all: bool, inside: bool, takes: bool, stands: bool
 ) -> None:
     """Nobody knows what its program does between two epochs. Batches that it takes elsewhere show that it goes on."""
     state = State(0, 2, Settings(stall_seconds=10.0), {}, present=[0, 1])
-    state.evidence.found_by = found
+    state.evidence.counts_all = counts_all
     state.spans += [SpanCounters(EPOCH)] if inside else []
     stall = Stall(state, FakeSpeaker(state, FakeStore()))
     stall.look()
@@ -495,7 +490,7 @@ IN_BARRIER = ("barrier", "train.py:33 in main", 190.0)
 def test_a_stall_before_the_fit_names_where_each_rank_is(records: dict[int, Any], said: str) -> None:
     verdict = judge_before_fit(records, 180)
     assert verdict is not None
-    assert verdict.sentence == f"not in the fit yet: {said}"
+    assert verdict.sentence == said
 
 
 @pytest.mark.parametrize(

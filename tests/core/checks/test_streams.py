@@ -1,17 +1,16 @@
 """Streams that a framework deals out: what the ranks' facts prove together, and how the first elements are seen."""
 
-import functools
 import itertools
-import random
 from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
-import numpy
 import pytest
 import torch
 
 from countoff._adapter.dealt_streams import stream_facts
 from countoff._adapter.words import data_remedies
+from countoff.core import constants
 from countoff.core.checks.check import FitStart
 from countoff.core.checks.data import DataIdentity
 from countoff.core.checks.streams import (
@@ -44,31 +43,19 @@ def judge(facts: list[dict[str, Any]], ways: int = 2) -> str:
     return "" if found is None else found.kind
 
 
-def named(rank: str, ranks: str) -> dict[str, Any]:
-    """The facts of a stream that rank 0 reads for all, by code that reads these numbers."""
-    return {"first_only": True, "rank_names": rank, "ranks_names": ranks}
-
-
 PROVED = {
-    "all streams are different": (begins(0, 100), "DoubleSharded"),
+    "all streams are different": (begins(0, 100), ""),
     "streams overlap": (begins(0, 4), "StreamsDiffer"),
     "one rank of four has another order": (begins(0, 0, 0, 4), "StreamsDiffer"),
     "one rank of four has another stream": (begins(0, 0, 0, 100), "StreamsDiffer"),
-    "pairs of ranks share a stream": (begins(0, 0, 100, 100), "DoubleSharded"),
+    "pairs of ranks share a stream": (begins(0, 0, 100, 100), ""),
     "they are equal": (begins(0, 0), ""),
     "equal as far as the shorter one was seen": ([begins(0)[0], {"prints": digests(0, 1)}], ""),
     "one element": ([{"prints": digests(1)}, {"prints": digests(2)}], ""),
     "nothing was seen": ([{}, {}], ""),
-    "a part is equal": (begins(0, 100, parts=digests(7, 8)), ""),
-    "a part is equal, and says nothing": (begins(0, 100, parts="-" * 8), "DoubleSharded"),
-    "each rank drew at random": ([{**each, "drawn": digests(n)} for n, each in enumerate(begins(0, 100))], ""),
-    "all drew alike": (begins(0, 100, drawn=digests(1)), "DoubleSharded"),
-    "each rank drew, and they overlap": (
-        [{**each, "drawn": digests(n)} for n, each in enumerate(begins(0, 4))],
-        "StreamsDiffer",
-    ),
-    "a generator of their own": (begins(0, 100, order="drawn"), ""),
-    "a sampler shuffles": (begins(0, 100, sampler=True, order="shuffled"), "StreamsDiffer"),
+    "streams overlap, and a part is equal": (begins(0, 4, parts=digests(7, 8)), ""),
+    "streams overlap, and a part that says nothing is equal": (begins(0, 4, parts="-" * 8), "StreamsDiffer"),
+    "a sampler shuffles": (begins(0, 100, sampler=True, shuffled=True), "StreamsDiffer"),
     "a sampler has a share": (begins(0, 100, sampler=True, length=48, whole=96), "DoubleSharded"),
     "a sampler has all data": (begins(0, 100, sampler=True, length=96, whole=96), ""),
     "a sampler of unknown length": (begins(0, 100, sampler=True), ""),
@@ -81,18 +68,6 @@ PROVED = {
     "the only share": ([{"shares": 1, "said_by": "x"}] * 2, ""),
     "rank 0 reads for all": ([{"first_only": True, **each} for each in begins(0, 100)], ""),
     "rank 0 reads its share for all": ([{"first_only": True, "shares": 2}, {"first_only": True}], "DoubleSharded"),
-    "rank 0 reads for all, by code with both numbers": (
-        [named("self.rank", "self.world")] * 2,
-        "DoubleSharded",
-    ),
-    "of several numbers, some are equal by chance": (
-        [named("self.epoch self.rank", "self.world"), named("self.rank", "self.size self.world")],
-        "DoubleSharded",
-    ),
-    "another number on each rank is the rank": ([named("self.epoch", "world"), named("self.seed", "world")], ""),
-    "code with the rank alone, as for a seed": ([named("self.rank", "")] * 2, ""),
-    "code with the number of ranks alone": ([named("", "world")] * 2, ""),
-    "code with both, read on every rank": ([{**named("rank", "world"), "first_only": False}] * 2, ""),
     "half of the samples are equal at the same place": (
         [{"prints": digests(*range(1, 13))}, {"prints": digests(*(n if n % 2 else 50 + n for n in range(1, 13)))}],
         "",
@@ -110,18 +85,6 @@ PROVED = {
 }
 
 
-def test_code_that_may_take_a_share_is_told_with_what_it_reads() -> None:
-    facts = StreamFacts("Accelerate", 2, **named("self.rank", "self.world_size"))
-    found = judge_streams("train epoch 0", {0: facts, 1: facts})
-    assert found is not None
-    assert found.sentence == (
-        "the train data's __iter__ reads each rank's own number (self.rank) and the number of ranks (self.world_size), "
-        "and Accelerate reads rank 0's stream for all ranks: if that is rank 0's share, about 1/2 of the data is read."
-    )
-    assert found.subject == "own number"
-    assert judge_streams("train epoch 0", {0: facts}) is None  # nobody knows what the number is on the other rank
-
-
 @pytest.mark.parametrize("name", PROVED)
 def test_what_the_facts_of_all_ranks_prove(name: str) -> None:
     facts, kind = PROVED[name]
@@ -130,7 +93,7 @@ def test_what_the_facts_of_all_ranks_prove(name: str) -> None:
 
 def test_datasets_of_other_lengths_are_not_said_to_be_shuffled_by_other_seeds() -> None:
     """One seed gives another order where a dataset has fewer rows."""
-    shuffled = [{**each, "length": 9 - n} for n, each in enumerate(begins(0, 100, sampler=True, order="shuffled"))]
+    shuffled = [{**each, "length": 9 - n} for n, each in enumerate(begins(0, 100, sampler=True, shuffled=True))]
     found = judge_streams("train epoch 0", {rank: StreamFacts("It", 2, **each) for rank, each in enumerate(shuffled)})
     assert found is not None
     assert found.sentence.endswith(" differ in train epoch 0: they have from 8 to 9 samples.")
@@ -161,12 +124,11 @@ WORST = StreamFacts(
     said_by="webdataset's split_by_node",
     prints=digests(*range(ELEMENTS)),
     parts=digests(*range(4)),
-    drawn=digests(1),
     contents=digests(*range(4)),
     seed=digests(1),
     length=10**12,
     whole=10**12,
-    order="shuffled",
+    shuffled=True,
     sampler=True,
 )
 
@@ -175,23 +137,18 @@ def test_facts_survive_a_record() -> None:
     assert parse_stream(WORST.to_json()) == WORST
 
 
-NAMED = StreamFacts("d" * 40, 10**5, True, rank_names=" ".join(["n" * 30] * 3), ranks_names=" ".join(["n" * 30] * 3))
-"""What is told of the code of a dataset that only rank 0 reads."""
-
-
-@pytest.mark.parametrize("longest", [WORST, NAMED])
-def test_the_longest_record_fits_into_the_store(longest: StreamFacts) -> None:
-    """With as many fingerprints as can be asked for, and facts that are as long as they can be."""
+def test_the_longest_record_fits_into_the_store() -> None:
+    """With all fingerprints, and facts that are as long as they can be."""
     others = KeptRecords()
-    data = DataIdentity(State(0, 2, Settings(fingerprint_batches=32), {}))
+    data = DataIdentity(State(0, 2, Settings(), {}))
     data.fit_started(FitStart(FitPlan(dp_rank=99_999, dp_degree=100_000), {}), others)
     data.span_opened(SpanCounters("train epoch 0", evaluation=False, opened=0, compared=True), 0)
-    for number in range(32):
-        data.read(torch.arange(64) * number, stream=lambda: longest)
+    for number in range(constants.FINGERPRINT_BATCHES):
+        data.read(torch.arange(64) * number, stream=lambda: WORST)
     (record,) = others.reported
-    assert len(record["prints"]) == 32
-    assert record["stream"] == longest.to_json()
-    assert parse_stream(record["stream"]) == longest
+    assert len(record["prints"]) == constants.FINGERPRINT_BATCHES
+    assert record["stream"] == WORST.to_json()
+    assert parse_stream(record["stream"]) == WORST
     assert len(encode(record)) <= RECORD_BYTES
 
 
@@ -205,16 +162,15 @@ def test_the_longest_sentence_fits_into_the_store() -> None:
     assert len(encode(verdict_to_json(declared))) <= RECORD_BYTES
 
 
-@pytest.mark.parametrize("longest", [WORST, NAMED])
 @pytest.mark.parametrize("place", range(len(StreamFacts._fields)))
 @pytest.mark.parametrize("value", [None, -1, "x" * 200, [], {}, 1.5, True, float("nan")])
-def test_a_broken_record_is_none(place: int, value: Any, longest: StreamFacts) -> None:
+def test_a_broken_record_is_none(place: int, value: Any) -> None:
     """What another program has written is either facts or nothing, and judging it does not raise."""
-    record = longest.to_json()
-    record[min(place, len(record) - 1)] = value
+    record = WORST.to_json()
+    record[place] = value
     found = parse_stream(record)
     if found is not None:
-        judge_streams("train epoch 0", {0: found, 1: longest})
+        judge_streams("train epoch 0", {0: found, 1: WORST})
     assert parse_stream(None) is None
     assert parse_stream(record[1:]) is None
 
@@ -272,93 +228,10 @@ def test_no_code_of_a_sample_is_called() -> None:
         assert first.prints == ""
 
 
-SHARED = numpy.random.default_rng(3)
-
-
-def noisy(value: float) -> float:
-    return value + SHARED.normal()
-
-
-def made_for_each(value: int) -> float:
-    return value + numpy.random.default_rng(value).normal()
-
-
-def local() -> Iterator[Any]:
-    rng = numpy.random.RandomState(1)
-    for number in range(20):
-        yield number + rng.normal()
-
-
-def drawn_by_a_method() -> Iterator[Any]:
-    draw = random.Random(1).random
-    for _ in range(20):
-        yield draw()
-
-
-def delegating() -> Iterator[Any]:
-    yield from local()
-
-
-def looping() -> Iterator[Any]:
-    for each in local():
-        yield each + 1
-
-
-def of_a_cell() -> Iterator[Any]:
-    generator = torch.Generator()
-    return (float(torch.rand((), generator=generator)) for _ in range(20))
-
-
-OWN = {
-    "a local variable": local,
-    "a method of one": drawn_by_a_method,
-    "behind yield from": delegating,
-    "in the iterator of a loop": looping,
-    "a closure": of_a_cell,
-    "a global": lambda: (number + SHARED.normal() for number in range(20)),
-    "a global of a function": lambda: (noisy(number) for number in range(20)),
-    "made for each sample": lambda: (made_for_each(number) for number in range(20)),
-    "behind map": lambda: map(noisy, range(20)),
-    "in a partial": lambda: map(functools.partial(lambda rng, each: each + rng.random(), random.Random(1)), range(20)),
-}
-
-
-@pytest.mark.parametrize("name", OWN)
-def test_a_generator_of_the_iterators_own_is_noticed(name: str) -> None:
-    first = FirstElements()
-    assert len(list(first.follow(iter(OWN[name]())))) == 20
-    assert first.own_generator
-    assert first.drawn == ""
-
-
-def test_generators_that_all_code_shares_are_not_the_iterators_own() -> None:
-    def plain() -> Iterator[Any]:
-        draw, shuffle = random.random, numpy.random.shuffle
-        for number in range(20):
-            yield number, draw() if shuffle is None else 0, torch.default_generator is None
-
-    assert not seen_of(range(20)).own_generator
-    first = FirstElements()
-    assert len(list(first.follow(plain()))) == 20
-    assert not first.own_generator
-
-
 def test_parts_are_those_that_differ() -> None:
     parts = seen_of([{"a": number, "b": 0} for number in range(3)]).parts
     assert parts[8:] == "-" * 8
     assert parts[:8] != "-" * 8
-
-
-def test_draws_from_global_generators_are_noticed() -> None:
-    assert seen_of(range(20)).drawn == ""
-
-    def drawing(draw: Any) -> Any:
-        first = FirstElements()
-        list(first.follow(draw() for _ in range(20)))
-        return first.drawn
-
-    assert drawing(random.random)
-    assert drawing(lambda: float(torch.rand(())))
 
 
 def test_a_digest_of_a_column_needs_values_that_differ() -> None:
@@ -373,3 +246,25 @@ def test_facts_are_none_where_nothing_is_dealt_out() -> None:
     data.elements = FirstElements()
     assert stream_facts(loader, data) is None
     assert stream_facts([1], data) is None
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_what_follows_from_other_datasets_is_not_said_again(known: bool) -> None:
+    """A shuffle with one seed gives datasets of other lengths other orders: the datasets have been named before."""
+    judges: list[Any] = []
+    identity = DataIdentity(State(0, 2, Settings(), {}), datasets_differ=lambda: known)
+    others: Any = SimpleNamespace(report=lambda name, record, judge, after: judges.append((record, judge, after)))
+    identity.fit_started(FitStart(FitPlan(dp_rank=0, dp_degree=2), {}), others)
+    span = SpanCounters("train epoch 0", started=4)
+    identity.span_opened(span, 0)
+    identity.read([1, 2])
+    identity.span_closing(span, "exhausted", orderly=True)
+    ((record, judge, after),) = judges
+    streams = [
+        StreamFacts("Accelerate", 2, prints=prints * 8, shuffled=True, sampler=True, length=length)
+        for prints, length in (("00000001", 96), ("00000002", 88))
+    ]
+    records = {rank: {**record(), "stream": stream.to_json()} for rank, stream in enumerate(streams)}
+    found = [each.kind for each in judge(records) if each is not None]
+    assert found == ([] if known else ["StreamsDiffer"])
+    assert set(after) == {"splits"}

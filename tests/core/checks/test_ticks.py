@@ -7,6 +7,7 @@ from typing import Any, cast
 import numpy
 import pytest
 
+from countoff.core import constants
 from countoff.core.checks import Checks
 from countoff.core.checks.check import TickPart
 from countoff.core.checks.resume import ScheduleState
@@ -90,8 +91,9 @@ def test_numpy_rates_equal_rates_of_python() -> None:
     json.dumps(compared_rates(cast(Any, [numpy.float32(0.5)])))
 
 
-def test_a_span_has_a_key_for_each_tick() -> None:
-    """A closed span has one key for each multiple of `tick_batches` that it started."""
-    every_three = StepCheck(State(0, 2, Settings(tick_batches=3), {}))
+def test_a_span_has_a_key_for_each_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A closed span has one key for each multiple of a tick's batches that it started."""
+    monkeypatch.setattr(constants, "TICK_BATCHES", 3)
+    every_three = StepCheck(State(0, 2, Settings(), {}))
     assert list(every_three.left_keys(SpanCounters(EPOCH, opened=3, started=7))) == ["tick/3/3", "tick/3/6"]
     assert list(every_three.left_keys(SpanCounters(EPOCH, opened=3, started=2))) == []

@@ -21,7 +21,6 @@ from countoff._adapter.torch_facts import learning_rates
 from countoff._adapter.weight_hashes import hash_bits
 from countoff.core.checks.streams import FirstElements
 from countoff.core.data.fingerprint import begin_fingerprint, fingerprint
-from countoff.core.data.own_generators import holds_generator
 from countoff.core.data.plain import ABSENT, attribute_of
 from countoff.core.data.unobserved import unobserved
 
@@ -177,7 +176,6 @@ def test_what_may_compute_is_not_read(name):
         found.append(fingerprint([torch.rand(2), value]))
         list(FirstElements().follow(iter([value])))
         list(FirstElements().follow(iter([value]), seen=indices_seen(None)))
-        holds_generator(value)
 
     assert calls_of(read) == []
     assert found == [None, None]

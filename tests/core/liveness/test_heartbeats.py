@@ -7,10 +7,8 @@ import pytest
 from countoff.core import Settings
 from countoff.core.liveness import heartbeats as module
 from countoff.core.liveness import hosts
-from countoff.core.liveness.heartbeats import Heartbeats, begin_fit, say_goodbye
-from countoff.core.liveness.processes import Process
+from countoff.core.liveness.heartbeats import Heartbeats, begin_fit, say_goodbye, seconds_between
 from countoff.core.state import State
-from tests.core.store.test_voice import Hosts
 from tests.fake_store import FakeStore
 
 
@@ -57,6 +55,58 @@ def test_a_rank_on_a_host_that_answers_is_not_lost(job: Job) -> None:
         job.now += 1
         job.own.send(job.store, 0)
         job.own.report_silence(job.store, job.state, lambda _, rank: rank == 1)
+    assert job.state.proposed is None
+
+
+def test_a_rank_that_is_heard_rarely_by_its_own_settings_is_not_lost(job: Job) -> None:
+    """In a large job, how rare heartbeats are depends on settings that need not be the same on all ranks."""
+    rare = Heartbeats(1, range(2), seconds=20.0)
+    for _ in range(5):
+        rare.send(job.store, 0)
+        job.look_for(40)
+    assert job.state.proposed is None
+    job.look_for(22)
+    assert job.state.proposed is not None
+    assert job.state.proposed.sentence == "rank 1 has not been heard for 60 s."
+
+
+@pytest.mark.parametrize("died_at", [0, 29])
+@pytest.mark.parametrize("phase", [1, 15, 29])
+def test_rare_heartbeats_find_a_lost_rank_at_most_two_of_them_later(job: Job, phase: int, died_at: int) -> None:
+    """As with 100,000 ranks: 30 s between two, which each rank counts from a moment of its own."""
+    job.state.settings, began = Settings(), job.now
+    job.own = Heartbeats(0, range(2), seconds=seconds_between(100_000, job.state.settings))
+    rare = Heartbeats(1, range(2), seconds=30.0)
+    silent_since = 0.0
+    while job.state.proposed is None and job.now - began < 2000:
+        if (job.now - began) % 30 == 0 and job.now - began <= 600 + died_at:
+            rare.write(job.store, 0)
+            silent_since = job.now
+        if (job.now - began) % 30 == phase:
+            job.own.send(job.store, 0)
+            job.own.report_silence(job.store, job.state)
+        job.now += 1
+    assert 180 <= job.now - silent_since <= 180 + 2 * 30
+
+
+@pytest.mark.parametrize("phase", [0, 1, 15, 29])
+@pytest.mark.parametrize("pause", [29, 61, 89, 119, 200, 3600])
+def test_a_pause_of_a_large_job_is_no_silence(job: Job, pause: int, phase: int) -> None:
+    """Where a job was paused, the first rank may go on before the others have sent another heartbeat."""
+    job.state.settings = Settings()
+    job.own, rare = Heartbeats(0, range(2), seconds=30.0), Heartbeats(1, range(2), seconds=30.0)
+    next_beat, next_look, beats = job.now, job.now + phase, 0
+    while beats < 30:
+        if job.now >= next_look:
+            next_look = job.now + 30
+            job.own.send(job.store, 0)
+            job.own.report_silence(job.store, job.state)
+        if job.now >= next_beat:
+            next_beat, beats = job.now + 30, beats + 1
+            rare.write(job.store, 0)
+        job.now += 1
+        if beats == 10 and job.now == next_beat:
+            job.now += pause
     assert job.state.proposed is None
 
 
@@ -143,18 +193,6 @@ def test_two_hosts_of_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch) -
     assert ranks[1].hosts == {0: "localhost (192.0.2.1)", 1: "localhost (192.0.2.1)"}
 
 
-def test_the_name_of_the_first_ranks_host_is_found_where_a_voice_has_just_missed_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A voice looks for what was missing only after a pause, and a rank knows from elsewhere that it is there."""
-    store, ranks = on_hosts(monkeypatch, ["node-0", "node-1"])
-    monkeypatch.setattr(store, "find", lambda key: None)
-    ranks[1].find_neighbours(store)
-    assert ranks[1].hosts == {}
-    ranks[1].find_neighbours(store, complete=True)
-    assert ranks[1].hosts == {0: "node-0", 1: "node-1"}
-
-
 def test_ranks_of_the_first_ranks_host_know_its_name_only_where_there_are_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -164,53 +202,3 @@ def test_ranks_of_the_first_ranks_host_know_its_name_only_where_there_are_others
     for known_to, of, expected in ((ranks[0], store, {0: "node-0"}), (alone[1][0], alone[0], {})):
         known_to.find_neighbours(of, complete=True)
         assert known_to.hosts == expected
-
-
-def test_a_silent_rank_of_this_host_is_not_lost_though_only_the_store_says_that_it_is_here(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Where one of the two has a voice and the other has none, they do not read where the other's process is."""
-    job = Job(monkeypatch)
-    for rank in (job.own, job.other):
-        rank.introduce(job.store)
-    job.store.delete(f"host/{job.own.host}/2")
-    job.other.send(job.store, 0)
-    job.look_for(60)
-    assert job.state.proposed is None
-    assert job.own.neighbours[1] == Process.own(1)
-
-
-def test_nobody_is_asked_about_again_under_whose_number_a_host_has_sent_its_heartbeats_at_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A host's heartbeats stand under the first of its ranks that is there, and the first one may come last."""
-    voiced = Hosts(2, 4, expected=4)
-    for rank, channel in enumerate(voiced.channels):
-        channel.report("rank", rank, {"name": "a", "host": f"a-{rank // 4}"})
-        channel.report("joined", rank, {"joined": True})
-    job = Job(monkeypatch)
-    own, asked = Heartbeats(0, voiced.ranks), list[int]()
-    for second in range(60):
-        job.now += 1
-        for rank in range(7 if second < 3 else 4, 8):
-            voiced.channels[rank].beat(rank, {"heartbeat": second, "read": 0})
-        voiced.later(1.0)
-        own.send(voiced.channels[0], 0)
-        own.report_silence(voiced.channels[0], job.state, lambda _, rank: bool(asked.append(rank)))
-    assert not asked
-    voiced.lost.add(1)
-    for _ in range(32):
-        job.now += 1
-        own.send(voiced.channels[0], 0)
-    own.report_silence(voiced.channels[0], job.state, lambda _, rank: bool(asked.append(rank)))
-    assert asked == [4]
-
-
-def test_a_rank_introduces_itself_again_where_others_look_for_it_now() -> None:
-    """It was found through its voice in its first fit, and has none in the next one."""
-    store, own = FakeStore(), Heartbeats(1, range(2))
-    own.introduce(store)
-    store.delete("rank/1")
-    own.introduce(store)
-    assert store.get("rank/1")["host"] == own.host
-    assert store.add("hosts", 0) == store.add(f"host/{own.host}", 0) == 1

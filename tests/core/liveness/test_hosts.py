@@ -13,7 +13,7 @@ def directory(monkeypatch: pytest.MonkeyPatch, ranks: Mapping[int, tuple[str, st
     store = FakeStore()
     for rank, (host, name) in ranks.items():
         monkeypatch.setattr(hosts.socket, "gethostname", lambda name=name: name)
-        hosts.introduce(store, rank, host, first=rank == 0)
+        hosts.introduce(store, rank, host)
     return store
 
 
@@ -39,10 +39,3 @@ def test_hosts_of_one_name_get_their_addresses(monkeypatch: pytest.MonkeyPatch) 
     store = directory(monkeypatch, {0: ("w", "localhost"), 1: ("x", "localhost")})
     assert hosts.names(store, (0, 1)) == {0: "localhost (192.0.2.1)", 1: "localhost (192.0.2.1)"}
     assert hosts.names(store, (1,)) == {1: "localhost"}
-
-
-def test_a_rank_that_has_not_told_again_where_it_is_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The store must not be asked for what is not there: that blocks for half a minute."""
-    store = directory(monkeypatch, {0: ("w", "node-0"), 1: ("w", "node-0")})
-    store.delete("rank/1")
-    assert hosts.ranks_on(store, 1, range(2)) == [1]

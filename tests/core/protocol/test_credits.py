@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from countoff.core import FitPlan
 from countoff.core.protocol.actions import Action, AddOne
 from countoff.core.protocol.credits import Credits
-from tests.core.protocol.test_protocol import examples, hosts, seeds, world_sizes
+from tests.core.protocol.test_protocol import examples, seeds, world_sizes
 from tests.simulator import Epoch, Job, Program, Rank, play
 
 policies = st.sampled_from(["stop", "repeat"])
@@ -40,7 +40,6 @@ def job(
     synced: bool,
     leaves: int | None = None,
     single: Container[int] = (),
-    per_host: int = 0,
 ) -> Job:
     """The job whose ranks have so many batches in each epoch; the ranks in `single` fetch nothing ahead."""
     programs = [
@@ -56,7 +55,6 @@ def job(
         synced=synced,
         uneven_train=policy,  # pyright: ignore[reportArgumentType]
         lookahead=lookahead,
-        per_host=per_host,
     )
 
 
@@ -66,12 +64,12 @@ def assert_nothing_left(ranks: list[Rank]) -> None:
 
 
 @examples(100)
-@given(lengths(), policies, st.sampled_from([1, 2, 3, 4, 8]), st.booleans(), singles, hosts, seeds)
-def test_every_rank_takes_the_minimum_or_the_maximum(epochs, policy, lookahead, synced, single, per_host, seed):
+@given(lengths(), policies, st.sampled_from([1, 2, 3, 4, 8]), st.booleans(), singles, seeds)
+def test_every_rank_takes_the_minimum_or_the_maximum(epochs, policy, lookahead, synced, single, seed):
     """Nobody waits for ever, no verdict is given, and a short rank, only, repeats its batches in order."""
     if policy == "repeat":
         epochs = [[max(1, own) for own in each] if max(each) else each for each in epochs]
-    ranks = play(job(epochs, policy, lookahead, synced=synced, single=single, per_host=per_host), seed)
+    ranks = play(job(epochs, policy, lookahead, synced=synced, single=single), seed)
     assert [rank.state.end for rank in ranks] == [None] * len(ranks)
     assert all(rank.over for rank in ranks)
     for number, each in enumerate(epochs):
@@ -83,12 +81,10 @@ def test_every_rank_takes_the_minimum_or_the_maximum(epochs, policy, lookahead, 
 
 
 @examples(100)
-@given(world_sizes, st.integers(1, 17), st.sampled_from([1, 2, 4, 8]), st.booleans(), singles, hosts, seeds)
-def test_loaders_of_one_length_are_never_begun_again(world, length, lookahead, synced, single, per_host, seed):
+@given(world_sizes, st.integers(1, 17), st.sampled_from([1, 2, 4, 8]), st.booleans(), singles, seeds)
+def test_loaders_of_one_length_are_never_begun_again(world, length, lookahead, synced, single, seed):
     """With `repeat`, a loader is begun again only where another rank is known to have more."""
-    ranks = play(
-        job([[length] * world] * 2, "repeat", lookahead, synced=synced, single=single, per_host=per_host), seed
-    )
+    ranks = play(job([[length] * world] * 2, "repeat", lookahead, synced=synced, single=single), seed)
     assert [(rank.over, rank.begun_again, rank.state.end) for rank in ranks] == [(True, [], None)] * world
 
 
@@ -107,8 +103,8 @@ def proven_lengths(draw: st.DrawFn) -> tuple[list[int], list[list[int]]]:
 
 
 @examples(100)
-@given(proven_lengths(), st.booleans(), st.sampled_from([0, 1, 3, 8]), hosts, seeds)
-def test_a_loader_may_end_before_its_proven_length(lengths, synced, evaluates_after, per_host, seed):
+@given(proven_lengths(), st.booleans(), st.sampled_from([0, 1, 3, 8]), seeds)
+def test_a_loader_may_end_before_its_proven_length(lengths, synced, evaluates_after, seed):
     """Loaders that give as many on all ranks repeat nothing. Else all go on to the most of any rank, or to the proven.
 
     Nobody waits for ever, no verdict is given, and nothing is left in the store.
@@ -119,7 +115,7 @@ def test_a_loader_may_end_before_its_proven_length(lengths, synced, evaluates_af
         Program(tuple(Epoch(batches[rank], evaluations=evaluations) for batches in epochs), plan=FitPlan(), proven=own)
         for rank, own in enumerate(proven)
     ]
-    ranks = play(Job(tuple(programs), synced=synced, uneven_train="repeat", per_host=per_host), seed)
+    ranks = play(Job(tuple(programs), synced=synced, uneven_train="repeat"), seed)
     assert [(rank.over, rank.state.end) for rank in ranks] == [(True, None)] * len(ranks)
     for number, each in enumerate(epochs):
         total = len(ranks[0].taken[number])
@@ -135,11 +131,11 @@ def test_a_loader_may_end_before_its_proven_length(lengths, synced, evaluates_af
 
 
 @examples(100)
-@given(lengths(), policies, st.sampled_from([1, 2, 4]), st.integers(0, 6), hosts, seeds)
-def test_a_rank_that_leaves_alone_is_named(epochs, policy, lookahead, leaves, per_host, seed):
+@given(lengths(), policies, st.sampled_from([1, 2, 4]), st.integers(0, 6), seeds)
+def test_a_rank_that_leaves_alone_is_named(epochs, policy, lookahead, leaves, seed):
     """A `break` on one rank ends the job: the others would wait for its credits."""
     first = [max(each, leaves + 2) for each in epochs[0]]
-    ranks = play(job([first], policy, lookahead, synced=True, leaves=leaves, per_host=per_host), seed)
+    ranks = play(job([first], policy, lookahead, synced=True, leaves=leaves), seed)
     ends = {rank.state.end and rank.state.end.sentence for rank in ranks}
     assert len(ends) == 1
     verdict = ranks[0].state.end
@@ -205,7 +201,7 @@ def train(
 
 
 @pytest.mark.parametrize(
-    ("speakers", "milliseconds", "lookahead", "size"),
+    ("ranks", "milliseconds", "lookahead", "size"),
     [
         (2, 1, 4, 2),
         (2, 0.4, 4, 4),  # for 2 of them, the host is busy for 0.06 ms per block, and 20 times that is 1.2 ms
@@ -223,14 +219,14 @@ def train(
 )
 @pytest.mark.parametrize(("fetch_seconds", "grant_seconds"), [(0.0, 0.0), (1e-4, 1e-4), (1e-4, 0.1)])
 def test_blocks_grow_until_the_host_is_busy_for_a_twentieth(
-    speakers: int, milliseconds: float, lookahead: int, size: int, fetch_seconds: float, grant_seconds: float
+    ranks: int, milliseconds: float, lookahead: int, size: int, fetch_seconds: float, grant_seconds: float
 ):
     """A block costs the store's host 30 µs for each that speaks with it. The look-ahead has two blocks.
 
     It is training that is measured, not how fast a look-ahead is filled. Where training waits for grants, a batch takes
     longer, and blocks are no larger for that.
     """
-    credits = Credits(3, "stop", lookahead, 0, speakers=speakers)
+    credits = Credits(3, "stop", lookahead, 0, ranks=ranks)
     train(credits, 400, batch_seconds=milliseconds / 1e3, fetch_seconds=fetch_seconds, grant_seconds=grant_seconds)
     if grant_seconds < milliseconds / 1e3:
         assert (credits.size, credits.lookahead) == (size, 2 * size)
@@ -239,7 +235,7 @@ def test_blocks_grow_until_the_host_is_busy_for_a_twentieth(
 
 def test_blocks_grow_by_one_doubling_at_a_time():
     """A batch that seems short for once, as one that is skipped, does not take eight times the memory."""
-    credits, sizes = Credits(3, "stop", 4, 0, speakers=4096), []
+    credits, sizes = Credits(3, "stop", 4, 0, ranks=4096), []
     for batch in range(60):
         for action in credits.fetched(batch * 0.01):
             assert isinstance(action, AddOne)
@@ -250,7 +246,7 @@ def test_blocks_grow_by_one_doubling_at_a_time():
 
 def test_a_look_ahead_of_one_does_not_grow():
     """A loader that hands out one memory for each batch is trained on as it is filled, whatever the store costs."""
-    credits = Credits(3, "stop", 1, 0, speakers=4096)
+    credits = Credits(3, "stop", 1, 0, ranks=4096)
     for block in range(20):
         credits.fetched(block * 0.001)
         granted(credits, block, 8)
@@ -268,7 +264,7 @@ def test_the_cost_is_that_of_all_ranks_that_are_compared(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(Credits, "fetched", note)
     play(job([[9] * 5], "stop", 4, synced=True), 0)
-    assert costs == {Credits(0, "stop", 4, 0, speakers=5).host_seconds}
+    assert costs == {Credits(0, "stop", 4, 0, ranks=5).host_seconds}
 
 
 @examples(20)

@@ -31,8 +31,6 @@ def examples(number: int) -> settings:
 
 
 world_sizes = st.sampled_from([2, 2, 2, 3, 3, 4, 5, 8, 16, 64])
-hosts = st.sampled_from([0, 0, 1, 2, 4, 8])
-"""Ranks of each host, which have one voice; 0: each rank speaks for itself."""
 
 
 @st.composite
@@ -76,7 +74,7 @@ def jobs(draw: st.DrawFn) -> Job:
         )
         for rank in range(ranks)
     ]
-    return Job(tuple(own), draw(st.booleans()), tick_batches=draw(st.integers(1, 3)), per_host=draw(hosts))
+    return Job(tuple(own), synced=draw(st.booleans()), tick_batches=draw(st.integers(1, 3)))
 
 
 @st.composite
@@ -94,7 +92,7 @@ def legitimately_different(draw: st.DrawFn) -> Job:
         ]
         evaluates = eval_ranks is None or rank in eval_ranks
         own.append(dataclasses.replace(program, epochs=tuple(shares), evaluates=evaluates))
-    return dataclasses.replace(job, programs=tuple(own), eval_ranks=eval_ranks)
+    return dataclasses.replace(job, programs=tuple(own), uneven_eval="raise" if eval_ranks is None else "off")
 
 
 @st.composite

@@ -1,5 +1,6 @@
 """The rendezvous on a real store: where ranks meet, by which address, and what an earlier attempt has left there."""
 
+import os
 import threading
 import time
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 from torch.distributed import FileStore, HashStore, PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
+from countoff.core.store import rendezvous as module
 from countoff.core.store.channel import Channel, ChannelError, decode, encode
 from countoff.core.store.rendezvous import (
     Place,
@@ -46,6 +48,17 @@ def test_a_tcp_store_is_used_as_it_is(store: Any) -> None:
     assert first == second
     assert (first.host, first.port) == (store.host, store.port)
     assert first.hosted is None
+
+
+@pytest.mark.parametrize("kind", ["tcp", "hash"])
+def test_all_ranks_learn_why_they_do_not_meet(kind: str, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 knows whether there is room for all of them, and opens no store without it."""
+    asked: list[tuple[int | None, int]] = []
+    monkeypatch.setattr(module, "lack_of_room", lambda *about: asked.append(about) or "there is no room")
+    place = choose_place(store if kind == "tcp" else HashStore(), 4)
+    assert asked == [(os.getpid(), 4)]
+    assert [each.refused for each in meet(store, place=place)] == ["there is no room"] * 2
+    assert place.hosted is None
 
 
 def test_each_rank_reaches_the_store_by_its_own_address(store: Any) -> None:

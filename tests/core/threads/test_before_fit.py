@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
+import pytest
+
+from countoff.core.liveness import stacks
 from countoff.core.liveness.stacks import Place
+from countoff.core.threads import before_fit
 from countoff.core.threads.before_fit import Gathered, Standing
 
 
@@ -34,6 +39,23 @@ def test_a_call_lasts_until_anything_has_moved() -> None:
     assert seconds_of((place(8), 1), (waits, 1), (waits, 1), (waits, 1)) == 2
     assert seconds_of((waits, 1), (waits, 2), (waits, 3)) == 0
     assert seconds_of((waits, 1), (place(8, call=waits.call, inner=2), 1)) == 0
+
+
+@pytest.mark.parametrize(
+    ("found", "queued", "call"),
+    [
+        (place(8), frozenset({("0", 7, 9)}), "a collective of NCCL"),
+        (place(8), frozenset(), ""),
+        (place(8, call="torch.distributed.barrier"), frozenset({("0", 7, 9)}), "torch.distributed.barrier"),
+        (replace(place(8), state="loader"), frozenset({("0", 7, 9)}), ""),
+    ],
+)
+def test_a_rank_with_collectives_that_nccl_has_not_completed_waits_for_them(
+    found: Place, queued: frozenset[Any], call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stacks, "main_thread", lambda: found)
+    monkeypatch.setattr(before_fit, "unfinished", lambda: queued)
+    assert before_fit.place().call == call
 
 
 class Job:
@@ -91,7 +113,27 @@ def test_what_a_rank_has_told_once_is_no_news() -> None:
     """An attempt before may have left it in the store, or the rank may have begun its fit."""
     job = Job()
     assert [job.look(waited, looks=7) for waited in (99, 100, 101)] == [""] * 3
-    assert job.look(102)
+    assert "rank 3, at data.py:4 in load" in job.look(102)
+
+
+def test_a_rank_that_gives_no_sign_of_life_is_named() -> None:
+    """Its process is gone, or stopped: it has told nothing for half of the time for which the others have waited."""
+    job = Job()
+    assert [job.look(waited, looks=7) for waited in range(6)] == [""] * 6
+    said = [job.look(waited, looks=7) for waited in (9, 10)]
+    assert said == [
+        "",
+        "rank 3 has given no sign of life for 7 s; ranks 0–2 wait in torch.distributed.barrier at train.py:9.",
+    ]
+
+
+def test_a_rank_that_waited_before_its_process_was_gone_is_not_said_to_wait() -> None:
+    job = Job()
+    job.look(4, call="torch.distributed.barrier", seconds=20.0, looks=7)
+    said = [job.look(waited, call="torch.distributed.barrier", seconds=20.0, looks=7) for waited in range(5, 12)]
+    assert [each for each in said if each] == [
+        "rank 3 has given no sign of life for 6 s; ranks 0–2 wait in torch.distributed.barrier at train.py:9."
+    ]
 
 
 FIRST_FIT = """

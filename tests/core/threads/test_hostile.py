@@ -16,7 +16,7 @@ from typing import Any, Literal
 import pytest
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from countoff.core import FitPlan, Guard, Settings
+from countoff.core import FitPlan, Guard, Settings, constants
 from countoff.core.liveness.processes import host_id
 from countoff.core.protocol.records import Mark
 from countoff.report.reader import read
@@ -100,13 +100,13 @@ def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Pair]]:
     """Makes two guards on a store of their own, which they reach directly or through a relay."""
     made: list[Pair] = []
 
-    def make(behind: Callable[[int], int] = int, tick_batches: tuple[int, int] = (2, 2)) -> Pair:
+    def make(behind: Callable[[int], int] = int) -> Pair:
         store: Any = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         port = behind(store.port)
         monkeypatch.setattr("countoff.core.guard._numbers", {(): itertools.repeat(NUMBER)})
         monkeypatch.setattr("countoff.core.threads.member.default_store", lambda: client(port))
-        options = [Settings(deadline_seconds=10.0, tick_batches=every) for every in tick_batches]
-        guards = [Guard(options[rank], rank=rank, world_size=2) for rank in range(2)]
+        monkeypatch.setattr(constants, "TICK_BATCHES", 2)
+        guards = [Guard(Settings(deadline_seconds=10.0), rank=rank, world_size=2) for rank in range(2)]
         made.append(Pair(store, store.port, guards))
         return made[-1]
 
@@ -281,15 +281,6 @@ def test_a_counter_that_is_no_number_harms_nothing(pair: Callable[..., Pair]) ->
     client(job.port).set(job.base() + f"host/{host_id()}", "many")
     job.train()
     job.assert_unharmed()
-
-
-def test_different_tick_batches_are_warned_of(pair: Callable[..., Pair]) -> None:
-    job = pair(tick_batches=(2, 3))
-    job.start()
-    job.train()
-    job.assert_unharmed()
-    (notice,) = job.guards[0].notices
-    assert notice.headline.startswith("SettingsMismatch: tick_batches is 2 on rank 0, 3 on rank 1: ")
 
 
 def test_a_closed_guard_releases_the_jobs_store(pair: Callable[..., Pair]) -> None:

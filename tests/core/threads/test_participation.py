@@ -28,6 +28,15 @@ def test_a_rank_stops_comparing_once(participation: Participation, capsys: pytes
     assert capsys.readouterr().err.split("\n") == ["", line, ""]
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_where_no_rank_compares_the_first_one_says_so(rank: int, capsys: pytest.CaptureFixture[str]) -> None:
+    participation = Participation(State(rank, 2, Settings(), {}))
+    participation.stop_comparing("there is no room", everywhere=True)
+    assert participation.failure == "there is no room"
+    line = "[rank 0] countoff: LateRank: there is no room (nothing is compared; training goes on)"
+    assert capsys.readouterr().err.split("\n") == (["", line, ""] if rank == 0 else [""])
+
+
 def test_a_rank_that_stopped_comparing_writes_nothing(participation: Participation) -> None:
     """What it still finds must not end the job of ranks that compare."""
     store = FakeStore()

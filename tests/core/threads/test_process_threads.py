@@ -1,4 +1,4 @@
-"""The threads of a process: what they report when its guards close early, and when they have a voice."""
+"""The threads of a process: what they report, in which order, and how they end."""
 
 import errno
 import os
@@ -6,12 +6,10 @@ import threading
 from typing import Any
 
 import pytest
-from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from countoff.core import Settings
 from countoff.core.state import State
 from countoff.core.store.rendezvous import Place
-from countoff.core.threads import host_voice
 from countoff.core.threads import process_threads as module
 from countoff.core.threads.link import Link
 from countoff.core.threads.member import Member
@@ -73,67 +71,6 @@ def test_the_listener_connects_while_the_speaker_introduces_its_rank(monkeypatch
     assert set(listened) == {True}
 
 
-@pytest.mark.parametrize("lost", [False, True])
-def test_a_rank_that_has_lost_its_voice_has_no_other_one(lost: bool) -> None:
-    """A guard that it opens later meets ranks that look for its reports where it speaks for itself."""
-    store: Any = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    link, place = Link(1, range(2)), Place("127.0.0.1", store.port, "0123456789ab", voice_ranks=2)
-    if lost:
-        link.voice_lost.set()
-    threads, member = ProcessThreads(place, link, None, Settings()), Member(State(1, 2, Settings(), {}), 0)
-    introduced = threading.Event()
-    member.speaker.hand(lambda _: introduced.set())
-    threads.add(member)
-    assert introduced.wait(60)
-    has_one = store.check([f"{place.prefix}voice/{link.heartbeats.host}/0"])
-    threads.remove(member)
-    threads.close()
-    assert has_one is link.voiced is not lost
-
-
-def test_a_voice_that_cannot_reach_itself_speaks_for_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its process may open nothing more: the rank has a connection of its own, and tells so."""
-    store: Any = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    link, place = Link(1, range(2)), Place("127.0.0.1", store.port, "0123456789ab", voice_ranks=2)
-
-    def refuse(*_: object) -> Any:
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    monkeypatch.setattr(host_voice.socket, "create_connection", refuse)
-    monkeypatch.setattr(module, "knock", lambda *_: "open")
-    threads, member = ProcessThreads(place, link, None, Settings()), Member(State(1, 2, Settings(), {}), 0)
-    introduced = threading.Event()
-    member.speaker.hand(lambda _: introduced.set())
-    threads.add(member)
-    assert introduced.wait(60)
-    assert store.get(f"{place.prefix}fallen/1") == b'{"rank":1}'
-    assert store.check([f"{place.prefix}rank/1"])
-    assert not member.failure
-    threads.remove(member)
-    threads.close()
-
-
-def test_a_rank_that_found_no_voice_looks_for_none_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others have been told, and would not look for its reports where a voice writes them."""
-    store: Any = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    link, place = Link(1, range(2)), Place("127.0.0.1", store.port, "0123456789ab", voice_ranks=2)
-    monkeypatch.setattr(module, "find_voice", lambda *_, **__: (None, None))
-    threads, member = ProcessThreads(place, link, None, Settings()), Member(State(1, 2, Settings(), {}), 0)
-    threads.add(member)
-    assert threads.connected.wait(60)
-    threads.remove(member)
-    threads.close()
-    assert link.voice_lost.is_set()
-
-
-def test_a_rank_that_has_lost_its_voice_tries_no_store_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch would try for half a minute, and print a trace of its C++ code for each try."""
-    monkeypatch.setattr(module, "Channel", lambda *_: pytest.fail("it connects"))
-    threads = ProcessThreads(PLACE, Link(1, range(2)), None, Settings())
-    with pytest.raises(RuntimeError, match=r"^the job's store has ended the connection$"):
-        threads.connect_again()
-
-
 def test_a_rank_looks_at_no_other_one_before_it_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     """All ranks wait for its report. It has introduced itself by then, and has sent a heartbeat."""
     threads, member = ProcessThreads(PLACE, Link(1, range(2)), None, Settings()), Member(State(1, 2, Settings(), {}), 0)
@@ -152,6 +89,26 @@ def test_a_rank_looks_at_no_other_one_before_it_reports(monkeypatch: pytest.Monk
     assert store.get("heartbeat/1")
     threads.remove(member)
     threads.close()
+
+
+def test_lifelines_are_looked_after_though_heartbeats_are_rare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that is gone is to be found as soon in a large job. Whose lifeline it is depends on the host's ranks."""
+    store, link = _Store(), Link(1, range(2), seconds=60.0)
+    threads = ProcessThreads(PLACE, link, None, Settings())
+    member, tended, knew = Member(State(1, 2, Settings(), {}), 0), threading.Semaphore(0), list[set[int]]()
+    monkeypatch.setattr(module, "TEND_SECONDS", 0.05)
+    monkeypatch.setattr(module, "Channel", lambda *_: store)
+    monkeypatch.setattr(store, "wait", lambda _: threads.closing.wait(), raising=False)
+    monkeypatch.setattr(
+        threads.lifelines, "tend", lambda _: (knew.append({*link.heartbeats.neighbours}), tended.release())
+    )
+    threads.add(member)
+    for _ in range(3):
+        assert tended.acquire(timeout=30)
+    assert threads.remove(member)
+    threads.close()
+    assert knew[0] == {1}
+    assert store.get("heartbeat/1") == {"heartbeat": 1, "read": 0, "every": 60.0}
 
 
 def test_a_lifeline_is_withdrawn_before_the_speaker_ends(monkeypatch: pytest.MonkeyPatch) -> None:

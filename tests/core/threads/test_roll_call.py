@@ -9,7 +9,7 @@ import pytest
 from countoff.core import FitPlan, Settings
 from countoff.core.checks import Checks
 from countoff.core.checks.check import FitStart
-from countoff.core.checks.length import WRONG_LENGTH
+from countoff.core.checks.framework import WRONG_LENGTH
 from countoff.core.checks.resume import ScheduleState
 from countoff.core.guard import OtherRanks
 from countoff.core.protocol.counters import SpanCounters, UnusedBatches
@@ -106,7 +106,7 @@ def test_a_report_is_judged_behind_those_that_may_explain_it(ranks: Ranks) -> No
     judged = list[str]()
 
     def report(rank: int, name: str, *after: str) -> None:
-        ranks.calls[rank].report(name, {}, lambda _: judged.append(name) or (), after=after)
+        ranks.calls[rank].report(name, dict, lambda _: judged.append(name) or (), after=after)
 
     report(1, "data/1", "splits")
     report(0, "splits")
@@ -215,7 +215,7 @@ def test_a_rank_that_does_not_count_off_ends_a_job_that_keeps_ranks_even(capsys:
     [
         ({"uneven_train": "repeat"}, "uneven_train is 'stop' on rank 0, 'repeat' on rank 1"),
         ({"uneven_train": "stop", "uneven_eval": "stop"}, "uneven_eval is 'warn' on rank 0, 'stop' on rank 1"),
-        ({"uneven_train": "stop", "lookahead": 8}, "lookahead is 4 on rank 0, 8 on rank 1"),
+        ({"uneven_train": "stop", "weights_every": 8}, "weights_every is 0 on rank 0, 8 on rank 1"),
         ({}, "uneven_train is"),
     ],
 )

@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from countoff.core import Settings
+from countoff.core import Settings, constants
 from countoff.core.checks import KINDS
 from countoff.core.ending import shutdown
 from countoff.core.liveness.heartbeats import announce_signal, begin_fit
@@ -217,31 +217,19 @@ def test_a_rank_that_is_gone_is_lost_once_this_rank_waits(standing: Standing) ->
     assert found.sentence.startswith("rank 1 is gone (pid ")
 
 
-@pytest.mark.parametrize(("found_by", "lost"), [("", True), ("Found by watching.", False)])
-def test_a_rank_that_is_gone_before_all_have_begun_is_lost(standing: Standing, found_by: str, lost: bool) -> None:
-    """In a loop that was found by watching, ranks wait for nobody there: only one that waits needs the other."""
-    state = standing.rank.state
-    state.complete, state.evidence.found_by = False, found_by
+def test_a_rank_that_is_gone_before_all_have_begun_is_lost(standing: Standing) -> None:
+    standing.rank.state.complete = False
     begin_fit(standing.rank.store, 1)
     standing.rank.speaker.link.heartbeats.neighbours[1] = Process(1, os.getpid(), 1)
-    assert (standing.look(60) is not None) == lost
-    standing.place = Place("collective", (), ("2",))
-    assert standing.look(0.8) is not None
+    assert standing.look(60) is not None
 
 
-@pytest.mark.parametrize(("found_by", "lost"), [("", True), ("Found by watching.", False)])
-def test_a_rank_that_has_raised_is_lost_once_this_rank_is_batches_ahead(
-    standing: Standing, found_by: str, lost: bool
-) -> None:
-    """In a loop that was found by watching, that the others go on without it is a guess."""
+def test_a_rank_that_has_raised_is_lost_once_this_rank_is_batches_ahead(standing: Standing) -> None:
     state = standing.rank.state
-    state.evidence.found_by = found_by
     state.receive(absence_entry(Absence(1, "raised ValueError: torn", begun=3)))
     state.reach(Mark("train_start", "train epoch 0"), opens=(span := SpanCounters("train epoch 0")))
     span.started = 6
     assert state.begun == 6
-    assert (standing.look(16) is not None) == lost
-    standing.place = Place("collective", (), ("2",))
     assert standing.look(16) is not None
 
 
@@ -380,21 +368,6 @@ def test_without_the_store_who_is_ended_decides_alone(told: Told, capsys: pytest
     assert "LostRank: rank 1 is gone (pid " in capsys.readouterr().err
 
 
-def test_who_has_lost_its_voice_by_the_signal_accuses_nobody_before_it_reaches_the_store(
-    told: Told, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Its voice has got the signal too, and has told so; thousands of ranks connect to the store at once then."""
-    monkeypatch.setattr(module, "LAST_WORDS_SECONDS", 0.2)
-    told.speaker.link.voiced = True
-    told.speaker.link.voice_lost.set()
-    told.speaker.answered = False
-    told.speak()
-    assert capsys.readouterr().err == ""
-    told.speaker.answered = True
-    told.speak()
-    assert "LostRank: rank 1 is gone (pid " in capsys.readouterr().err
-
-
 def test_a_verdict_that_is_there_is_printed_before_the_end(told: Told, capsys: pytest.CaptureFixture[str]) -> None:
     told.state.adopt(Verdict("UnevenBatches", "rank 2 ran out of data.", (2,)))
     told.speak()
@@ -476,7 +449,7 @@ def ending(monkeypatch: pytest.MonkeyPatch) -> Ending:
 
 
 def test_a_main_thread_that_waits_for_nccl_is_brought_back(ending: Ending, capsys: pytest.CaptureFixture[str]) -> None:
-    """After `grace_seconds` the communicators are aborted. The process is not ended before that is done, nor after."""
+    """After 3 s the communicators are aborted. The process is not ended before that is done, nor after."""
     ending.look_for(2.5)
     assert not ending.aborts
     ending.look_for(2.5)
@@ -581,7 +554,7 @@ def test_two_threads_abort_once(ending: Ending, monkeypatch: pytest.MonkeyPatch)
 def test_connections_are_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of a group whose thread was busy are not found at first. Once the main thread moves, nothing is cut."""
     ending = Ending(monkeypatch, nccl=False)
-    ending.rank.state.settings = Settings(grace_seconds=0.5)
+    monkeypatch.setattr(constants, "GRACE_SECONDS", 0.5)
     ending.look_for(1.0)
     assert len(ending.cuts) > 2
     ending.move()

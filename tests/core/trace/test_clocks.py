@@ -6,7 +6,6 @@ import pytest
 
 from countoff.core.liveness import heartbeats as module
 from countoff.core.liveness.heartbeats import Heartbeats
-from countoff.core.protocol.records import RECORD_BYTES
 from countoff.core.trace.clocks import ClockComparison
 from tests.fake_store import FakeStore
 
@@ -21,11 +20,11 @@ class Slow(FakeStore):
         super().__init__()
         self._job = job
 
-    def set(self, key: str, record: Mapping[str, object], most: int = RECORD_BYTES) -> None:
+    def set(self, key: str, record: Mapping[str, object]) -> None:
         for _ in range(4 if self._job.latency else 0):  # the other rank looks before the store has the heartbeat
             self._job.now += self._job.latency
             self._job.look()
-        super().set(key, record, most)
+        super().set(key, record)
 
     def has(self, *keys: str) -> bool:
         self._job.now += self._job.latency
@@ -115,6 +114,20 @@ def test_heartbeats_that_stop_are_not_waited_for(job: Job) -> None:
     assert job.done
     assert job.now < 15
     assert job.measured == []
+
+
+def test_rare_heartbeats_are_waited_for(job: Job) -> None:
+    """Those of a large job come up to 30 s apart, and are looked for as much less often."""
+    job.comparison = ClockComparison(
+        lambda ahead, error: job.measured.append((ahead, error)), every=20.0, clock=lambda: EPOCH + job.now + AHEAD
+    )
+    while not job.done and job.now < 100:
+        if job.now % 20 == 0:
+            job.beat()
+        job.look()
+        job.now += 1
+    ((ahead, error),) = job.measured
+    assert abs(ahead - AHEAD) <= error <= 0.5
 
 
 def test_a_rank_0_that_tells_no_time_is_not_compared_with(job: Job) -> None:

@@ -52,7 +52,7 @@ def guard(directory: Path, **options: Any) -> Guard:
 
 def test_a_fit_of_one_rank(tmp_path: Path) -> None:
     """With one rank there is no other thread of countoff's, and the trace is whole."""
-    fit, began = guard(tmp_path, tick_batches=8), time.time()
+    fit, began = guard(tmp_path, weights_every=8), time.time()
     fit.fit_start(FitPlan(batch_size=2, position=[0, 1, 40]), {"lightning": "2.5"})
     fit.train_start(0, 1)
     for _ in range(2):
@@ -73,7 +73,7 @@ def test_a_fit_of_one_rank(tmp_path: Path) -> None:
     assert begin["v"] == formats.TRACE
     assert (begin["rank"], begin["world"], begin["pid"]) == (0, 1, os.getpid())
     assert begin["framework"] == "Lightning"
-    assert begin["settings"] == {"tick_batches": 8, "trace_dir": str(tmp_path)}
+    assert begin["settings"] == {"weights_every": 8, "trace_dir": str(tmp_path)}
     assert begin["plan"] == {"batch_size": 2, "position": [0, 1, 40], "runs_to_end": True}
     assert begin["before"] == 40
     assert begin["versions"]["lightning"] == "2.5"

@@ -9,8 +9,7 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from countoff._adapter.held_datasets import held_datasets, rows_of
-from countoff.core.checks.datasets import HeldDataset
+from countoff._adapter.held_datasets import dealt_rows, rows_of
 
 
 class Untouchable(Dataset[Any]):
@@ -52,8 +51,8 @@ def sampled(dataset: Any, rank: int = 1, replicas: int = 4, kind: Any = Distribu
     return DataLoader(dataset, 4, sampler=kind(dataset, num_replicas=replicas, rank=rank))
 
 
-def held(train: Any, train_rows: int | None = None, **evaluations: Any) -> list[HeldDataset]:
-    return list(held_datasets({None: train, **evaluations}, dp_rank=1, dp_degree=4, train_rows=train_rows))
+def held(train: Any, known: int | None = None) -> int | None:
+    return dealt_rows(train, dp_rank=1, dp_degree=4, known=known)
 
 
 @pytest.mark.parametrize(
@@ -85,11 +84,7 @@ def test_rows_of_datasets_are_those_of_its_tables() -> None:
     whole = datasets.Dataset.from_dict({"text": ["a", "b", "c"], "label": [0, 1, 2]})
     part = whole.select([2, 0])
     assert (rows_of(whole), rows_of(part)) == (3, 2)
-    found = held(sampled(whole), evaluation=sampled(part))
-    assert found == [
-        HeldDataset("", 3, columns=["text", "label"]),
-        HeldDataset("evaluation", 2, columns=["text", "label"], ends=(2, 0)),
-    ]
+    assert (held(sampled(whole)), held(sampled(part))) == (3, 2)
 
     class Own(datasets.Dataset):
         def __len__(self) -> int:
@@ -99,18 +94,12 @@ def test_rows_of_datasets_are_those_of_its_tables() -> None:
 
 
 def test_a_class_of_the_users_own_is_asked_for_nothing() -> None:
-    """Its sampler has asked for the length when it was made, and the adapter when it read the train loader's facts."""
-    train, evaluation = sampled(Untouchable(10)), sampled(Untouchable(9))
+    """The adapter has asked for the length when it read the train loader's facts."""
+    train = sampled(Untouchable(10))
     before = Untouchable.asked
-    assert held(train, evaluation=evaluation) == [HeldDataset("", share=3), HeldDataset("evaluation", share=3)]
-    assert held(train, train_rows=10) == [HeldDataset("", rows=10)]
+    assert held(train) is None
+    assert held(train, known=10) == 10
     assert Untouchable.asked == before
-
-
-def test_an_evaluation_of_chosen_rows_tells_its_ends() -> None:
-    """Those of the train dataset are told with its first batches."""
-    part = sampled(Subset(Untouchable(40), [7, 8, 30]))
-    assert held(part, evaluation=part) == [HeldDataset("", 3), HeldDataset("evaluation", 3, ends=(7, 30))]
 
 
 @pytest.mark.parametrize(
@@ -129,12 +118,12 @@ def test_an_evaluation_of_chosen_rows_tells_its_ends() -> None:
 )
 def test_nothing_is_said_of_data_that_nothing_deals_out_to_all_ranks(loader: Any) -> None:
     """A rank may then hold data of its own."""
-    assert held(loader) == []
+    assert held(loader, known=6) is None
 
 
 def test_one_rank_is_compared_with_nobody() -> None:
     loader = sampled(TensorDataset(torch.zeros(6)), rank=0, replicas=1)
-    assert list(held_datasets({None: loader}, dp_rank=0, dp_degree=1)) == []
+    assert dealt_rows(loader, dp_rank=0, dp_degree=1) is None
 
 
 def test_what_accelerate_deals_out_is_compared_and_what_one_rank_reads_is_not() -> None:
@@ -145,10 +134,10 @@ def test_what_accelerate_deals_out_is_compared_and_what_one_rank_reads_is_not() 
         loader = DataLoader(TensorDataset(torch.zeros(40)), 4, shuffle=True)
         return prepare_data_loader(loader, torch.device("cpu"), num_processes=4, process_index=1, **how)
 
-    assert held(prepared()) == [HeldDataset("", 40)]
-    assert held(prepared(split_batches=True)) == [HeldDataset("", 40)]
+    assert held(prepared()) == 40
+    assert held(prepared(split_batches=True)) == 40
     alone = prepare_data_loader(DataLoader(TensorDataset(torch.zeros(40)), 4), num_processes=1, process_index=0)
-    assert held(alone) == []
+    assert held(alone) is None
     if "accelerate.state" in sys.modules:
         from accelerate.state import PartialState
 
@@ -158,5 +147,5 @@ def test_what_accelerate_deals_out_is_compared_and_what_one_rank_reads_is_not() 
 def test_random_numbers_stay_as_they_are() -> None:
     loader = sampled(Subset(Untouchable(40), torch.arange(30)))  # pyright: ignore[reportArgumentType]
     before = torch.get_rng_state()
-    held(loader, evaluation=loader)
+    held(loader)
     assert torch.equal(before, torch.get_rng_state())

@@ -192,9 +192,9 @@ def test_the_data_of_an_epoch_is_that_of_its_training_and_not_of_a_look() -> Non
     assert prints[0] == prints[1] != ()
 
 
-@pytest.mark.parametrize("what", ["a step", "two batches", "another place", "a gradient", "ticks"])
+@pytest.mark.parametrize("what", ["a step", "two batches", "another place", "a gradient"])
 def test_a_pass_that_trained_or_that_others_may_know_of_is_an_epoch(what: str) -> None:
-    passes = new_passes(tick_batches=1 if what == "ticks" else 64)
+    passes = new_passes()
     passes.is_untrained = lambda: what != "a gradient"
     if what == "a step":
         for _ in passes.follow(iter(range(3)), None):

@@ -13,6 +13,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 
 from countoff._adapter import weight_hashes as weights
 from countoff._adapter.weight_hashes import PendingReplicas, Wrappers, hash_bits, held_in_common
+from countoff.core.checks.model import SharedModel
 
 TYPES = [
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.int8, torch.uint8,
@@ -179,15 +180,28 @@ def test_parameters_are_found_as_torch_finds_them_but_not_by_the_programs_method
     assert [path for path, _ in weights.modules_of(Guarded())] == [path for path, _ in Tied().named_modules()]
 
 
-def test_several_models_are_told_in_an_order_that_all_ranks_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An actor and a critic with the same names, set up in either order, one of them compiled."""
+def told(monkeypatch: pytest.MonkeyPatch, *models: list[tuple[str, torch.Tensor]]) -> SharedModel:
+    """What is told of models that ranks 0 and 1 must hold alike, with these parameters."""
 
     def held(models: list[list[tuple[str, torch.Tensor]]]) -> Iterator[tuple[Any, ...]]:
         yield from (((0, 1), name, values, True) for name, values in models[0])
 
     monkeypatch.setattr(weights, "held_in_common", held)
+    [found] = weights.shared_models(models)
+    return found
+
+
+def test_several_models_are_told_in_an_order_that_all_ranks_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An actor and a critic with the same names, set up in either order."""
     actor, critic = [("net.0.weight", torch.zeros(6, 64))], [("net.0.weight", torch.zeros(1, 64))]
-    compiled = [(f"_orig_mod.{name}", values) for name, values in critic]
-    found = [weights.shared_models(models) for models in ([actor, critic], [compiled, actor])]
-    assert found[0] == found[1]
-    assert found[0][0].models == 2
+    found = told(monkeypatch, actor, critic)
+    assert found == told(monkeypatch, critic, actor)
+    assert (found.parameters, found.numbers, found.trained) == (2, 448, 2)
+    assert found.of != told(monkeypatch, actor).of
+
+
+def test_names_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank may wrap its modules in a way of its own: gradients are averaged by the order of the parameters."""
+    one, other = ([(name, torch.zeros(6, 64))] for name in ("net.0.weight", "inner.net.0.weight"))
+    assert told(monkeypatch, one) == told(monkeypatch, other)
+    assert told(monkeypatch, one) != told(monkeypatch, [("net.0.weight", torch.zeros(6, 64, dtype=torch.half))])

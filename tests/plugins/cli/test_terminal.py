@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from countoff.cli.__main__ import main
-from countoff.demo.show import Show
 from countoff.report.reader import read
 from countoff.report.text import print_facts
 from tests import example_traces
@@ -20,11 +19,11 @@ CONFIG = """
 batch_size = 2
 seq_len = 2048
 steps = 100
-spets = 100
 [lr_scheduler]
 warmup_steps = 10
 total_steps = 50
 """
+NO_STEP = ("--dataset-size", "4", "--drop-last", "--epochs", "1")
 STYLE = re.compile(r"\x1b\[[0-9;]*m")
 COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-9][0-9;]*m")
 Printed = Callable[..., str]
@@ -63,10 +62,10 @@ def printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("command", ["plan", "check"])
 def test_what_is_wrong_is_in_colour_on_a_terminal_only(printed: Printed, config: Path, command: str) -> None:
-    asked = (command, config, "--world-size", "4")
+    asked = (command, config, "--world-size", "4", *NO_STEP)
     assert "\x1b" not in printed(*asked)
     assert not COLOUR.search(printed(*asked, columns=80, colours=False))
-    assert re.search(r"\x1b\[1;31msilent *\x1b\[0m unknown-field: ", printed(*asked, columns=80))
+    assert re.search(r"\x1b\[1;31msilent *\x1b\[0m length: ", printed(*asked, columns=80))
 
 
 def test_a_trace_as_text_is_in_colour_on_a_terminal_only(printed: Printed, tmp_path: Path) -> None:
@@ -78,7 +77,7 @@ def test_a_trace_as_text_is_in_colour_on_a_terminal_only(printed: Printed, tmp_p
     assert "\x1b[33m≠ 90 batches, 90 steps\x1b[0m" in shown
 
 
-@pytest.mark.parametrize("more", [("plan", "--curve"), ("check",), ("explain", "UnevenBatches"), ("top",)])
+@pytest.mark.parametrize("more", [("plan",), ("check",), ("explain", "UnevenBatches"), ("top",)])
 @pytest.mark.parametrize(
     ("variables", "coloured"),
     [({}, True), ({"NO_COLOR": "1"}, False), ({"NO_COLOR": "1", "FORCE_COLOR": "1"}, False)],
@@ -88,22 +87,11 @@ def test_no_color_is_heeded(
 ) -> None:
     """On a real terminal, by each command that has colours; it wins over FORCE_COLOR."""
     command, *options = more
-    given = {"explain": [], "top": [str(tmp_path / "trace")]}.get(command, [str(config), "--world-size", "4"])
+    given = {"explain": [], "top": [str(tmp_path / "trace")]}.get(command, [str(config), "--world-size", "4", *NO_STEP])
     example_traces.uneven(tmp_path / "trace")
     with Terminal([command, *options, *given], environment=variables) as terminal:
         terminal.wait()
         assert bool(COLOUR.search(terminal.output)) == coloured, terminal.output
-
-
-@pytest.mark.parametrize(("variables", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
-def test_no_color_is_heeded_by_the_demo(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], coloured: bool
-) -> None:
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    for name, value in {"FORCE_COLOR": "1", "TERM": "xterm", **variables}.items():
-        monkeypatch.setenv(name, value)
-    Show().verbatim("countoff: UnevenBatches")
-    assert bool(COLOUR.search(capsys.readouterr().out)) == coloured
 
 
 def test_rows_for_a_program_have_no_colours(
@@ -152,9 +140,8 @@ def test_a_plan_of_many_world_sizes_has_whole_numbers(printed: Printed, config: 
 def test_a_line_in_a_pipe_stays_whole(printed: Printed, config: Path, tmp_path: Path) -> None:
     directory = tmp_path / "trace"
     example_traces.uneven(directory)
-    assert "silent  unknown-field: there is no training.spets; did you mean" in printed(
-        "plan", config, "--world-size=4"
-    )
+    asked = ("plan", config, "--world-size=4", *NO_STEP)
+    assert "silent  length: the run has 0 steps: --dataset-size 4 gives one of 4 data ranks 1 sample" in printed(*asked)
     shown = printed("report", directory)
     assert "rank 2: 90 batches; ranks 0, 1, 3–7: 91 batches\n" in shown
     assert "waited longest for its loader  it waited" in shown

@@ -126,32 +126,9 @@ def test_json_has_every_number_under_its_name(run: Run, question: str) -> None:
     assert [one["world_size"] for one in several] == [4, 8]
 
 
-def test_a_learning_rate_is_scaled_to_the_planned_batch(run: Run) -> None:
-    flags = ["--batch-size", "32", "--world-size", "256", "--lr", "0.1", "--lr-batch", "256"]
-    shown = table(run(["plan", *flags]).out)
-    assert shown["learning rate, linear (SGD)"] == ["3.2"]
-    assert shown["learning rate, square root (Adam)"] == ["0.5657"]
-    assert json.loads(run(["plan", *flags, "--json"]).out)["learning_rate_linear"] == pytest.approx(3.2)
-
-
-def test_a_ramp_and_a_resumed_run_are_counted_in_whole_batches(run: Run) -> None:
+def test_a_resumed_run_is_counted_in_whole_batches(run: Run) -> None:
     flags = ["plan", "--batch-size", "2", "--global-batch-size", "32", "--world-size", "4"]
-    output = run([*flags, "--ramp", "8,8,100", "--resume-samples", "1024"])
-    shown = table(output.out)
-    assert shown["steps of the ramp"] == ["9"]
-    assert shown["samples of the ramp"] == ["120"]
-    assert shown["batches done per data rank"] == ["128"]
-    assert json.loads(run([*flags, "--ramp", "8,8,100", "--json"]).out)["ramp_steps"] == 9
-
-
-def test_a_ramp_is_part_of_the_run_that_it_begins(run: Run) -> None:
-    flags = ["plan", "--batch-size", "2", "--seq-len", "8", "--global-batch-size", "32", "--world-size", "4"]
-    shown = table(run([*flags, "--ramp", "8,8,100", "--steps", "100"]).out)
-    # Nine steps of the ramp, and 91 of 32 samples.
-    assert (shown["steps"], shown["samples of the run"], shown["tokens of the run"]) == (["100"], ["3,032"], ["24,256"])
-    output = run([*flags, "--ramp", "8,8,100", "--dataset-size", "100", "--epochs", "1"])
-    assert output.code == 2
-    assert "a ramp is counted in steps over data without an end" in output.err
+    assert table(run([*flags, "--resume-samples", "1024"]).out)["batches done per data rank"] == ["128"]
 
 
 MPT = """
@@ -265,7 +242,7 @@ def test_an_unknown_code_is_refused_with_the_nearest(run: Run, question: str) ->
 
 
 PAGE = DOCS / "command-line.md"
-FILES = dict(re.findall(r"`(\w+\.\w+)`[^\n]*\n\n```(?:toml|yaml|bash)\n(.*?)```", PAGE.read_text(), re.DOTALL))
+FILES = dict(re.findall(r"`(\w+\.\w+)`[^\n]*\n\n```(?:toml|yaml)\n(.*?)```", PAGE.read_text(), re.DOTALL))
 QUOTED = [
     (command, output)
     for block in re.findall(r"```console\n(.*?)```", PAGE.read_text(), re.DOTALL)
@@ -278,13 +255,13 @@ def test_the_page_quotes_what_is_printed(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, output: str
 ) -> None:
     """Each command that docs/command-line.md quotes prints what the page shows, for the files that the page shows."""
-    assert {name for name in re.findall(r"\w+\.(?:toml|yaml|sh)", command) if name != "lora.yaml"} <= set(FILES)
+    assert {name for name in re.findall(r"\w+\.(?:toml|yaml)", command) if name != "lora.yaml"} <= set(FILES)
     for name, text in FILES.items():
         (tmp_path / name).write_text(dedent(text))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
-    assert len(QUOTED) == 24
-    (tmp_path / "lora.yaml").write_text("data: {class_path: litgpt.data.Alpaca2k}\nlora_r: 32\n")
+    assert len(QUOTED) == 15
+    (tmp_path / "lora.yaml").write_text("data: {class_path: my.data.Alpaca}\nlora_r: 32\n")
     printed = run(command.split())
     assert [line.rstrip() for line in (printed.out + printed.err).splitlines()] == output.splitlines()
 
@@ -362,16 +339,6 @@ def test_a_terminal_gets_colours_and_lines_wrapped_at_words(run: Run, monkeypatc
     assert plain.split() == whole.split()
 
 
-def test_a_script_with_ranks_per_machine_needs_only_the_machines(run: Run, tmp_path: Path) -> None:
-    pytest.importorskip("tree_sitter_bash")
-    script = tmp_path / "train.sh"
-    arguments = "--micro-batch-size 1 --global-batch-size 64 --train-iters 100 --lr 1e-4 --seq-length 128"
-    script.write_text(f"torchrun --nproc_per_node 8 pretrain_gpt.py {arguments}\n")
-    found = json.loads(run(["check", str(script), "--nodes", "4", "--json"]).out)
-    assert found["world_size"] == 32
-    assert json.loads(run(["check", str(script), "--json"]).out)["world_size"] == 8
-
-
 def test_the_codes_are_the_documented_ones() -> None:
     """Each has its row in the table, with what `countoff explain` says of it."""
     page = PAGE.read_text().partition("## What is wrong")[2].partition("\n## ")[0]
@@ -410,7 +377,7 @@ def test_a_sound_config_is_exit_0(run: Run, question: str) -> None:
         (
             "distributed_type: MULTI_GPU",
             ["--steps", "10"],
-            {"batch": "--batch-size", "schedule": "a curve that countoff knows"},
+            {"batch": "--batch-size", "schedule": "a schedule that countoff knows"},
         ),
     ],
 )
@@ -498,16 +465,11 @@ def test_the_ranks_of_accelerates_file_need_no_flag(run: Run, tmp_path: Path) ->
         (["--world-size", "4", "--tp", "3"], "multiply to 3, which does not divide world_size 4"),
         (["--world-size", "4", "--dp-shard", "-1", "--dp-replicate", "-1"], "only one size may be -1"),
         (["--world-size", "4", "--dp-shard", "3"], "= 3, but world_size is 4"),
-        (["--nodes", "2"], "--nodes needs --ranks-per-node where no launch script says it"),
+        (["--nodes", "2"], "--nodes needs --ranks-per-node"),
         (["--ranks-per-node", "2"], "--ranks-per-node needs --nodes"),
         (["--nodes", "2", "--ranks-per-node", "2", "--world-size", "4"], "not both"),
         ([], "titan.toml does not say; give --world-size N"),
-        (["--world-size", "4", "--lr", "0.1"], "--lr and --lr-batch need each other"),
-        (["--world-size", "4", "--lr", "-1", "--lr-batch", "8"], "--lr must be a number above 0, got -1"),
-        (["--world-size", "4", "--lr", "x", "--lr-batch", "8"], "--lr must be a number above 0, got x"),
         (["--world-size", "4", "--global-batch-size", "10"], "--global-batch-size 10 is no multiple of"),
-        (["--world-size", "4", "--ramp", "8,8"], "--ramp must be START,STEP,SAMPLES, got 8,8"),
-        (["--world-size", "4", "--ramp", "3,5,100"], "the ramp's global batch 3 is no multiple of 8"),
         (["--world-size", "4", "--resume-samples", "1001"], "resume after 1000 or 1008"),
         (["--word-size", "4"], "there is no argument --word-size; did you mean --world-size?"),
         (["--world-size=4", "--batchsize=4"], "there is no argument --batchsize; did you mean --batch-size?"),
@@ -536,7 +498,7 @@ def test_bad_flags_are_refused_in_one_line(run: Run, question: str, arguments: l
         (
             "lingua.yaml",
             b"grad_acc_steps: 1\ndata: {batch_size: 3e-4}",
-            "data.batch_size must be a whole number of at least 1, got the text",
+            "data.batch_size must be a whole number of at least 1, got '3e-4'",
         ),
         (
             "titan.toml",
@@ -629,54 +591,3 @@ def test_a_huge_file_is_refused_before_it_is_read(run: Run, tmp_path: Path) -> N
         "",
         f"countoff: {path} has more than 200,000 characters\n",
     )
-
-
-def test_the_nodes_are_enough_where_the_script_has_the_ranks_of_each(run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "pretrain.sh"
-    path.write_text("torchrun --nproc_per_node 8 --nnodes $N pretrain_gpt.py --micro-batch-size 1 --train-iters 10")
-    assert run(["plan", str(path), "--nodes", "2"]).err.startswith("countoff: --nodes needs --ranks-per-node")
-    path.write_text("torchrun --nproc_per_node 8 pretrain_gpt.py --micro-batch-size 1 --train-iters 10")
-    assert json.loads(run(["plan", str(path), "--nodes", "2", "--json"]).out)["world_size"] == 16
-    assert json.loads(run(["check", str(path), "--nodes", "4", "--json"]).out)["world_size"] == 32
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "hint"),
-    [
-        (
-            "sft.yaml",
-            "per_device_train_batch_sise: 4",
-            "format is that of transformers: did you mean per_device_train_batch_size in place of "
-            "per_device_train_batch_sise?",
-        ),
-        (
-            "gpt.yaml",
-            "train: {max_token: 4}\nmodel: a",
-            "format is that of litgpt: did you mean train.max_tokens in place of train.max_token?",
-        ),
-        (
-            "ds.json",
-            '{"zero_optimisation": {}}',
-            "format is that of deepspeed: did you mean zero_optimization in place of zero_optimisation?",
-        ),
-        (
-            "gpt.sh",
-            "torchrun pretrain_gpt.py --micro-batch-sise 4",
-            "format is that of megatron: did you mean --micro-batch-size in place of --micro-batch-sise?",
-        ),
-    ],
-)
-def test_a_misspelt_field_of_an_unknown_file_shows_the_nearest_format(
-    run: Run, tmp_path: Path, name: str, text: str, hint: str
-) -> None:
-    (tmp_path / name).write_text(text)
-    code, out, err = run(["check", str(tmp_path / name), "--world-size", "4"])
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert f"; the nearest {hint}" in err
-
-
-def test_many_unknown_fields_are_not_all_compared(run: Run, tmp_path: Path) -> None:
-    """A file of thousands of fields is refused at once: only the first 200 are compared."""
-    fields = {f"field_{number}": number for number in range(300)} | {"zero_optimisation": {}}
-    (tmp_path / "many.json").write_text(json.dumps(fields))
-    assert "by its fields; it reads .toml of" in run(["check", str(tmp_path / "many.json"), "--world-size", "4"]).err

@@ -78,7 +78,7 @@ def test_torchtitans_toml_of_every_era_is_the_same_run(configs: ConfigDirectory,
     assert plan.ranks.sizes == (2, 1, 4, 1, 2)
     assert plan.batches.tokens_per_step == 2 * 2048 * 4
     assert job.schedule is not None
-    assert (job.schedule.warmup_steps, job.schedule.horizon_steps) == (5, 100)
+    assert (job.schedule.warmup, job.schedule.horizon) == (5, None)
     assert job.pipeline_microbatches == 2
     assert job.issues == ()
 
@@ -117,18 +117,13 @@ def test_linguas_views_of_a_batch_do_not_multiply_its_tokens(configs: ConfigDire
 
 
 def test_an_exponent_without_dot_is_a_learning_rate(configs: ConfigDirectory) -> None:
-    """YAML reads 3e-4 as text: it is accepted as a learning rate, with a note."""
-    job = configs.read("lingua.yaml", LINGUA.replace("3.0e-4", "3e-4"))
-    assert job.learning_rate == 3e-4
-    assert [issue.code for issue in job.issues] == ["exponent"]
-    assert "optim.lr is 3e-4, which YAML reads as text: write 3.0e-4" in job.issues[0].text
+    """YAML reads 3e-4 as text, and lingua as a number."""
+    assert configs.read("lingua.yaml", LINGUA.replace("3.0e-4", "3e-4")).learning_rate == 3e-4
 
 
 def test_an_exponent_without_dot_is_not_a_count(configs: ConfigDirectory) -> None:
     """YAML reads 3e-4 as text: it is refused as a number of samples."""
-    with pytest.raises(
-        ConfigError, match=r"data\.batch_size must be a whole number of at least 1, got the text '3e-4'"
-    ):
+    with pytest.raises(ConfigError, match=r"data\.batch_size must be a whole number of at least 1, got '3e-4'"):
         configs.read("lingua.yaml", LINGUA.replace("batch_size: 4", "batch_size: 3e-4"))
 
 
@@ -165,7 +160,7 @@ def test_any_two_deepspeed_batch_numbers_give_the_third(
     assert plan.batches.global_batch_size == batch * accumulation * 8
 
 
-@pytest.mark.parametrize("kind", ["WarmupDecayLR", "OneCycleLR", "OneCycle", "LRRangeTest", "WarmupCosineLR"])
+@pytest.mark.parametrize("kind", ["WarmupDecayLR", "OneCycleLR", "WarmupCosineLR"])
 def test_a_scheduler_that_deepspeed_can_make_is_no_issue(configs: ConfigDirectory, kind: str) -> None:
     text = '{"train_batch_size": 4, "scheduler": {"type": "%s", "params": {"last_batch_iteration": -1}}}'
     assert configs.read("ds.json", text % kind).issues == ()
@@ -219,7 +214,7 @@ def test_composers_global_batch_is_shared_by_the_data_ranks(configs: ConfigDirec
     assert plan.batches.tokens_per_step == 256 * 2048
     assert (job.steps, job.drop_last, job.micro_batch_size) == (4800, True, 4)
     assert job.schedule is not None
-    assert (job.schedule.warmup_steps, job.schedule.horizon_steps) == (100, 4800)
+    assert (job.schedule.warmup, job.schedule.in_run(4800).tick) == (100, 4800)
 
 
 @pytest.mark.parametrize(
@@ -314,36 +309,6 @@ def test_a_module_with_a_missing_import_names_it(titan: str, tmp_path: Path) -> 
         read_job("needy_titan:small")
 
 
-LIGHTNING_CLI = {
-    "a seed": "seed_everything: 42\ntrainer: {devices: 8, max_steps: 500, accumulate_grad_batches: 2}\nmodel: {lr: 1}",
-    "classes": "trainer: {devices: 4, num_nodes: 2, max_steps: 50}\ndata: {class_path: D, init_args: {batch_size: 32}}",
-    "a misspelt argument": "trainer: {devices: auto, acumulate_grad_batches: 2}\nmodel: {n: 2}\ndata: {batch_size: 4}",
-    "a command": "fit: {seed_everything: 1, trainer: {devices: [0, 1], max_epochs: 3}, model: {global_batch_size: 8}}",
-}
-
-
-@pytest.mark.parametrize(
-    ("case", "verb", "flags"),
-    [
-        ("a seed", "is", "--world-size 8 --batch-size N --accumulation 2 --steps 500"),
-        ("classes", "is", "--world-size 8 --batch-size 32 --steps 50"),
-        ("a misspelt argument", "looks like", "--world-size N --batch-size 4"),
-        ("a command", "is", "--world-size 2 --batch-size N --epochs 3 --dataset-size N"),
-    ],
-)
-def test_a_lightning_cli_file_is_refused_with_the_flags_of_plan(
-    configs: ConfigDirectory, case: str, verb: str, flags: str
-) -> None:
-    """It has sections of the same names as NeMo's files, but none of what only NeMo has."""
-    text = (
-        f"cli.yaml {verb} a configuration of the Lightning CLI, which countoff does not read yet; with its numbers as"
-    )
-    with pytest.raises(ConfigError) as refused:
-        configs.read("cli.yaml", LIGHTNING_CLI[case])
-    assert str(refused.value).endswith(f"{text} flags: countoff plan {flags}")
-    assert configs.read("cli.yaml", LIGHTNING_CLI[case], framework="nemo").framework == "nemo"
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -362,16 +327,17 @@ def test_a_lightning_cli_file_is_refused_with_the_flags_of_plan(
         ("bad.json", b"{'a': 1}", "is not valid JSON: "),
         ("deep.json", b"[" * 100_000, "is nested too deeply"),
         ("python.yaml", b"a: !!python/object/apply:os.system ['true']", "is not valid YAML: "),
-        ("train.py", b"import torch", "is a program, which is not read: give its config, the script that starts it, "),
+        ("train.py", b"import torch", "is a program, which is not read: give its configuration, or the command that "),
+        ("train.sh", b"torchrun a.py", "starts the training, after --: countoff check -- torchrun --nproc_per_node 8"),
         (
             "config.ini",
             b"a = 1",
-            "must end in .toml, .json, .yaml, .yml, .sh, .bash, .slurm, .sbatch, .args, .txt, or be module:",
+            "must end in .toml, .json, .yaml, .yml, or be module:function, or a command after --",
         ),
         (
             "who.yaml",
             b"colour: blue",
-            "is in no format that countoff knows by its fields; it reads .toml of torchtitan; .yaml of lingua, ",
+            "is in no format that countoff knows by its fields: give --framework lingua | accelerate | composer | ",
         ),
         ("titan.yaml", b"training: {steps: 5}", "is in no format that countoff knows by its fields"),
         ("half.toml", b"[training]\nsteps = 1.5", "training.steps must be a whole number of at least 1, got 1.5"),
@@ -409,60 +375,9 @@ def test_an_unknown_framework_is_refused_with_the_nearest(tmp_path: Path) -> Non
         read_job(str(tmp_path / "x.yaml"), framework="lingva")
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "level", "message"),
-    [
-        ("a.toml", "[training]\nbacth_size = 2\n", "silent", "no training.bacth_size; did you mean batch_size?"),
-        ("a.toml", "[trainning]\nsteps = 2\n[training]\n", "silent", "no trainning; did you mean training?"),
-        (
-            "a.toml",
-            "[training]\npipeline_parallel_schedule = '1F1B'\n",
-            "silent",
-            "no training.pipeline_parallel_schedule; did you mean parallelism.pipeline_parallel_schedule?",
-        ),
-        (
-            "a.toml",
-            "[training]\nflux_capacitor = 2\n",
-            "note",
-            "training.flux_capacitor is not a field that countoff knows",
-        ),
-        (
-            "a.yaml",
-            "grad_acc_steps: 1\noptim: {warmup_steps: 5}\n",
-            "stops",
-            "no optim.warmup_steps; did you mean warmup?",
-        ),
-        (
-            "a.json",
-            '{"train_micro_batch_size_per_gpus": 2, "train_batch_size": 4}',
-            "silent",
-            "did you mean train_micro",
-        ),
-        ("a.yaml", "max_duration: 1ep\nglobal_train_batchsize: 4\n", "stops", "did you mean global_train_batch_size?"),
-        (
-            "a.json",
-            '{"train_batch_size": 4, "scheduler": {"type": "WarmupDecayLR", "params": {"total_steps": 9}}}',
-            "stops",
-            "WarmupDecayLR takes no scheduler.params.total_steps; did you mean total_num_steps? DeepSpeed stops with",
-        ),
-        (
-            "a.json",
-            '{"train_batch_size": 4, "scheduler": {"type": "WarmupLR", "params": {"xyz": 9}}}',
-            "stops",
-            "WarmupLR takes no scheduler.params.xyz: DeepSpeed stops with a TypeError.",
-        ),
-        (
-            "a.json",
-            '{"train_batch_size": 4, "scheduler": {"type": "WarmupDecay", "params": {"total_num_steps": 9}}}',
-            "stops",
-            "scheduler.type is WarmupDecay, and there is no such scheduler; did you mean WarmupDecayLR? DeepSpeed",
-        ),
-        ("a.yaml", "distributed_type: NO\nnum_machine: 1\n", "silent", "no num_machine; did you mean num_machines?"),
-    ],
-)
-def test_a_misspelt_field_is_an_issue_with_the_nearest_name(
-    configs: ConfigDirectory, name: str, text: str, level: str, message: str
-) -> None:
-    issues = configs.read(name, text).issues
-    assert [issue.level for issue in issues] == [level]
-    assert message in issues[0].text
+@pytest.mark.parametrize("name", ["train_micro_batch_size_per_gpus", "gradient_acumulation_steps"])
+def test_a_misspelt_count_that_deepspeed_ignores_is_an_issue(configs: ConfigDirectory, name: str) -> None:
+    """Any other name that countoff does not know is DeepSpeed's business."""
+    (issue,) = configs.read("ds.json", json.dumps({"train_batch_size": 4, name: 2, "steps_per_print": 5})).issues
+    assert (issue.level, issue.code) == ("silent", "unknown-field")
+    assert f"there is no {name}; did you mean " in issue.text

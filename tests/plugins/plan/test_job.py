@@ -1,6 +1,5 @@
 """Runs on a number of ranks, against enumerations of what the ranks read, and refused where they do not divide."""
 
-import math
 from collections.abc import Callable
 
 import pytest
@@ -11,8 +10,7 @@ from countoff.core.counts.samples import resumed_batches
 from countoff.core.plan import BatchPlan
 from countoff.plan.job import Job, JobError, RunPlan
 from countoff.plan.ramp import Ramp, ramped_steps
-from countoff.plan.scaling import scaled_learning_rate
-from countoff.plan.schedules import LinguaSchedule, TorchTitanSchedule, WarmupDecay, peak_factor
+from countoff.plan.schedules import ConfiguredSchedule
 
 DIMS = ("dp", "tp")
 
@@ -152,67 +150,15 @@ def test_a_number_outside_its_domain_is_refused(numbers: dict[str, object], mess
         job(**numbers)
 
 
-@given(
-    st.sampled_from(["torchtitan", "linear", "sqrt", "cosine", "lingua", "wsd", "inv_sqrt", "decay"]),
-    st.integers(0, 40),
-    st.integers(1, 40),
-    st.integers(1, 60),
-)
-def test_the_peak_is_the_largest_factor_of_all_steps(kind: str, warmup: int, horizon: int, steps: int) -> None:
-    schedule = {
-        "torchtitan": TorchTitanSchedule(warmup, horizon, decay_ratio=0.3),
-        "linear": TorchTitanSchedule(warmup, horizon),
-        "sqrt": TorchTitanSchedule(warmup, horizon, decay_type="sqrt"),
-        "cosine": TorchTitanSchedule(warmup, horizon, decay_type="cosine", min_factor=0.1),
-        "lingua": LinguaSchedule("linear", warmup, steps),
-        "wsd": LinguaSchedule("wsd", warmup, steps),
-        "inv_sqrt": LinguaSchedule("inv_sqrt", warmup, steps),
-        "decay": WarmupDecay("cosine", warmup, horizon),
-    }[kind]
-    every = [schedule.factor(step) for step in range(steps)]
-    known = [factor for factor in every if not math.isnan(factor)]
-    peak = peak_factor(schedule, steps=steps)
-    assert (peak == pytest.approx(max(known))) if known else math.isnan(peak)
-
-
-def test_linguas_cosine_is_back_at_one_after_its_last_step() -> None:
-    schedule = LinguaSchedule("cosine", warmup_steps=10, horizon_steps=100, min_factor=0.1)
-    assert schedule.factor(99) == pytest.approx(0.1, abs=1e-3)
-    assert schedule.factor(100) == 1.0
-    assert schedule.factor(101) == 0.1
-
-
-def test_torchtitans_learning_rate_can_become_negative() -> None:
-    """After the horizon, TorchTitan's learning rate becomes negative."""
-    schedule = TorchTitanSchedule(warmup_steps=10, horizon_steps=50)
-    assert schedule.factor(99) == pytest.approx(-1.225)
-
-
 def test_a_horizon_that_is_a_fraction_has_at_least_one_step() -> None:
-    schedule = WarmupDecay("linear", warmup_steps=0, horizon_steps=40, horizon_part=0.4)
-    assert [schedule.planned_for(steps).horizon_steps for steps in (1, 100)] == [1, 40]
+    schedule = ConfiguredSchedule(horizon_part=0.4)
+    assert [schedule.in_run(steps).tick for steps in (1, 100)] == [1, 40]
 
 
-@pytest.mark.parametrize(("batch", "linear", "root"), [(8192, 3.2, 0.566), (256, 0.1, 0.1), (64, 0.025, 0.05)])
-def test_learning_rates_are_scaled_between_batches(batch: int, linear: float, root: float) -> None:
-    sizes = {"tuned_batch_size": 256, "global_batch_size": batch}
-    assert scaled_learning_rate(0.1, **sizes, rule="linear") == pytest.approx(linear)
-    assert scaled_learning_rate(0.1, **sizes, rule="square root") == pytest.approx(root, abs=5e-4)
-
-
-@pytest.mark.parametrize("rate", [0.0, -1.0, math.inf, math.nan])
-def test_a_bad_learning_rate_is_not_scaled(rate: float) -> None:
-    with pytest.raises(ValueError, match="must be a finite number above 0"):
-        scaled_learning_rate(rate, tuned_batch_size=1, global_batch_size=1, rule="linear")
-
-
-def test_every_share_of_an_expert_mesh_is_a_data_share() -> None:
-    described = Job(
-        "torchtitan", ("dp_shard", "tp"), (-1, 1), ("dp_shard",), expert_parallel=4, experts_must_divide=True
-    )
-    assert [described.rank_map(8).dp_rank(rank) for rank in range(8)] == list(range(8))
-    with pytest.raises(JobError, match="4 must divide dp_shard × tp = 6"):
-        described.rank_map(6)
+def test_units_before_the_full_batch_take_more_steps() -> None:
+    schedule = ConfiguredSchedule(warmup=100, horizon=1600, per_step=64, growth=((16, 10), (32, 5)))
+    ending = schedule.in_run(50)
+    assert (ending.warmup_ticks, ending.tick) == (7, 10 + 5 + 20)
 
 
 def test_a_refilled_dim_takes_the_ranks_left_over() -> None:

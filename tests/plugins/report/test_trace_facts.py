@@ -326,12 +326,12 @@ def test_lengths_may_differ_where_ranks_are_made_even(tmp_path: Path) -> None:
 
 def test_a_limit_that_only_one_rank_has_is_a_difference(tmp_path: Path) -> None:
     for rank in range(2):
-        begin = {"plan": {"max_steps": 9}, "settings": {"lookahead": 2}} if rank else {"plan": {"dp_rank": 0}}
+        begin = {"plan": {"max_steps": 9}, "settings": {"weights_every": 2}} if rank else {"plan": {"dp_rank": 0}}
         RankWriter(tmp_path, rank, 2, begin=begin).save()
     rows = facts.plan_differences_of(read([str(tmp_path)]).runs[0])
     assert [(row.name, row.groups) for row in rows] == [
         ("max_steps", (("none", (0,)), ("9", (1,)))),
-        ("lookahead", (("the default", (0,)), ("2", (1,)))),
+        ("weights_every", (("the default", (0,)), ("2", (1,)))),
     ]
 
 

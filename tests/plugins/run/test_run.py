@@ -196,14 +196,12 @@ def test_what_cannot_be_run_is_one_line(
 def test_every_setting_is_an_option(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     values: dict[str, object] = {
         "levels": "Stalled=raise",
-        "eval_ranks": "0,1",
         "verdict_file": str(tmp_path / "verdict.json"),
         "trace_dir": str(tmp_path / "trace"),
         "on_divergence": "warn",
-        "exit_codes": "useless=86",
     }
     for name, default in vars(Settings()).items():
-        if name not in {"enabled", *SECRET_OPTIONS}:
+        if name not in {"enabled", "on_finding", *SECRET_OPTIONS}:
             text = str(values.get(name, default))
             option = f"--{name.replace('_', '-')}"
             script = f"import os; print(os.environ[{variable_of(name)!r}])"
@@ -222,56 +220,10 @@ def test_no_address_is_a_flag_or_printed(capfd: pytest.CaptureFixture[str], monk
     assert "hunter2" not in "".join(capfd.readouterr())
 
 
-@pytest.mark.parametrize(
-    ("writes", "code"),
-    [
-        ('{"restart": "useless"}', 86),
-        ('{"restart": "unknown"}', 3),  # nothing was chosen for it
-        ("[]", 3),
-        ("no JSON", 3),
-        (None, 3),
-    ],
-)
-@pytest.mark.parametrize("own_file", [False, True])
-def test_the_exit_code_of_a_verdict(
-    writes: str | None, code: int, own_file: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A launcher does not pass its ranks' exit codes on. The file is the user's, or a temporary one, which stays."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    if own_file:
-        monkeypatch.setenv("COUNTOFF_VERDICT_FILE", str(tmp_path / "verdict.json"))
-    script = (
-        f"import os, sys\nif {writes!r}: open(os.environ['COUNTOFF_VERDICT_FILE'], 'w').write({writes!r})\nsys.exit(3)"
-    )
-    with pytest.raises(SystemExit) as ended:
-        main(["run", "--exit-codes", "useless=86", "--", sys.executable, "-c", script])
-    assert ended.value.code == code
-    names = [path.name for path in tmp_path.iterdir()]
-    assert len(names) == (writes is not None), names
-    assert not own_file or set(names) <= {"verdict.json"}
-
-
-def test_the_verdict_of_an_earlier_run_gives_no_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "verdict.json"
-    path.write_text('{"restart": "useless"}')
-    os.utime(path, (1e9, 1e9))
-    with pytest.raises(SystemExit) as ended:
-        main(["run", "--exit-codes", "useless=86", "--verdict-file", str(path), "--", sys.executable, "-c", "exit(3)"])
-    assert ended.value.code == 3
-
-
-def test_a_job_that_has_not_failed_keeps_its_exit_code(tmp_path: Path) -> None:
-    path = str(tmp_path / "verdict.json")
-    script = f"open({path!r}, 'w').write('{{\"restart\": \"useless\"}}')"
-    with pytest.raises(SystemExit) as ended:
-        main(["run", "--exit-codes", "useless=86", "--verdict-file", path, "--", sys.executable, "-c", script])
-    assert ended.value.code == 0
-
-
 def test_a_dry_run_says_what_would_be_hooked(capfd: pytest.CaptureFixture[str]) -> None:
-    main(["run", "--dry-run", "--tick-batches", "8", "--", "touch", "train it"])
+    main(["run", "--dry-run", "--weights-every", "8", "--", "touch", "train it"])
     lines = capfd.readouterr().out.splitlines()
-    assert lines[:4] == ["would run: touch 'train it'", "  with COUNTOFF_TICK_BATCHES=8", *lines[2:4]]
+    assert lines[:4] == ["would run: touch 'train it'", "  with COUNTOFF_WEIGHTS_EVERY=8", *lines[2:4]]
     assert {line.split("=")[0] for line in lines[2:4]} == {"  with PYTHONPATH", "  with COUNTOFF"}
     assert any(
         line.startswith("  lightning ")
@@ -284,11 +236,11 @@ def test_a_dry_run_says_what_would_be_hooked(capfd: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize("is_on", [True, False])
 def test_a_dry_run_as_json(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, is_on: bool) -> None:
     monkeypatch.setenv("COUNTOFF", str(int(is_on)))
-    main(["run", "--dry-run", "--json", "--tick-batches", "8", "--", "touch", "train it"])
+    main(["run", "--dry-run", "--json", "--weights-every", "8", "--", "touch", "train it"])
     found = json.loads(capfd.readouterr().out)
     assert list(found) == ["format", "command", "environment", "enabled", "frameworks"]
     assert (found["command"], found["enabled"]) == (["touch", "train it"], is_on)
-    assert found["environment"]["COUNTOFF_TICK_BATCHES"] == "8"
+    assert found["environment"]["COUNTOFF_WEIGHTS_EVERY"] == "8"
     lightning = found["frameworks"][0]
     assert (lightning["name"], lightning["version"]) == ("lightning", metadata.version("lightning"))
     assert (lightning["hooked"], lightning["text"][:12]) == (is_on, "the callback")

@@ -29,7 +29,7 @@ assert counts(trainer()) == counts(trainer()) == []
 del sys.modules["countoff.transformers"]
 assert len(counts(trainer())) == 1
 from countoff.transformers import Countoff
-own = Countoff(tick_batches=8)
+own = Countoff(weights_every=8)
 assert counts(trainer(callbacks=[own])) == [own]
 class Unhashable(transformers.TrainerCallback):
     __hash__ = None
@@ -62,7 +62,7 @@ assert counts() == []
 del sys.modules["countoff.composer"]
 assert len(counts()) == len(counts(callbacks=SpeedMonitor())) == len(counts(callbacks=[SpeedMonitor()])) == 1
 from countoff.composer import Countoff
-own = Countoff(tick_batches=8)
+own = Countoff(weights_every=8)
 assert counts(callbacks=own) == counts(callbacks=(own,)) == [own]
 class Some(collections.abc.Sequence):
     def __len__(self): return 1

@@ -1,4 +1,4 @@
-"""Notifications: an alert to a phone, a chat or a mailbox, by apprise.
+"""Notifications: a finding to a phone, a chat or a mailbox, by apprise.
 
 apprise runs in a process of its own (`notifier.py`), which gets the addresses through a pipe. So an address that hangs
 holds nothing back here, none appears in this process's log or in the list of processes, and the message may still go
@@ -14,14 +14,18 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from countoff.core.alerts.alert import Alert, NotTold
+from countoff.core.finding import Finding
 from countoff.core.flag import FLAG
 
-__all__ = ["Notifications"]
+__all__ = ["NotTold", "Notifications"]
 
 SEND_SECONDS = 15
 """After so long the process that sends is ended, whatever a receiver does. The job's end does not wait so long for it,
 but apprise takes two seconds to be imported on an idle machine."""
+
+
+class NotTold(Exception):
+    """A message was not taken somewhere. The text is one line without a secret: it stands in the debug log."""
 
 
 class Notifications:
@@ -31,18 +35,16 @@ class Notifications:
         addresses: Addresses of apprise, as ``slack://…``. They hold secrets.
     """
 
-    name = "notifications"
-
     def __init__(self, addresses: Sequence[str]) -> None:
         self._addresses = addresses
 
-    def tell(self, alert: Alert) -> None:
-        """Sends an alert to all of them.
+    def tell(self, finding: Finding) -> None:
+        """Sends a finding to all of them.
 
         Raises:
             NotTold: If some of them have not taken it; the message has no secret of theirs.
         """
-        failed = self.send(alert.title, alert.text, kind="failure" if alert.ends else "warning")
+        failed = self.send(finding.title, finding.message, kind="failure" if finding.level == "error" else "warning")
         if failed:
             raise NotTold(f"not taken by {', '.join(failed)}")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from countoff.core.alerts.alert import Alert
+from countoff.core.finding import Finding
 
 __all__ = ["TerminationLog"]
 
@@ -23,8 +23,6 @@ class TerminationLog:
     Args:
         path: Where it lies; the container's `terminationMessagePath`.
     """
-
-    name = "termination log"
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -48,12 +46,12 @@ class TerminationLog:
         with open(self._path, "rb") as file:
             return file.read(len(_OWN))
 
-    def tell(self, alert: Alert) -> None:
+    def tell(self, finding: Finding) -> None:
         """Writes what has ended the job. What another program has written there stays: it is the better reason."""
         if self._begins_with() not in (b"", _OWN):
             return
         with open(self._path, "wb") as file:  # in place: it is mounted, so no other file can be put there
-            file.write(shortened(f"countoff: {alert.text}\n"))
+            file.write(shortened(f"countoff: {finding.message}\n"))
 
 
 def shortened(text: str) -> bytes:

@@ -12,31 +12,24 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from countoff.core.checks import (
-    collectives,
     data,
-    datasets,
     even,
+    framework,
     horizon,
-    hosts,
     late,
     learning_rates,
-    length,
     lost,
     micro_batches,
     model,
     plan,
-    processes,
     rank_map,
     resume,
-    settings,
     short,
     splits,
     stalled,
     steps,
     streams,
-    totals,
     uneven,
-    unseen,
     versions,
     weights,
 )
@@ -58,7 +51,7 @@ KINDS |= {
         rank_map.RANK_MAP_ERROR,
         lost.LOST_RANK,
         stalled.STALLED,
-        length.WRONG_LENGTH,
+        framework.WRONG_LENGTH,
         even.TRUNCATED,
         even.REPEATED,
         data.DUPLICATE_DATA,
@@ -69,17 +62,12 @@ KINDS |= {
         resume.RESUME_MISMATCH,
         short.SHORT_RUN,
         weights.WEIGHTS_DIFFER,
-        model.MODEL_MISMATCH,
-        datasets.DATASETS_DIFFER,
         splits.SPLIT_LEAK,
-        collectives.COLLECTIVES_DIFFER,
-        unseen.UNSEEN_LOADER,
+        framework.UNSEEN_LOADER,
         horizon.WRONG_HORIZON,
-        totals.WRONG_TOTAL,
-        processes.NOT_DISTRIBUTED,
+        framework.WRONG_TOTAL,
+        framework.NOT_DISTRIBUTED,
         versions.VERSION_MISMATCH,
-        hosts.HOSTS_DIFFER,
-        settings.SETTINGS_MISMATCH,
         late.LATE_RANK,
     )
 }
@@ -90,19 +78,15 @@ class Checks(NamedTuple):
     """The checks of one guard, in the order in which they are told of each event: an earlier one finds first."""
 
     plan: plan.PlanCheck
-    datasets: datasets.DatasetCheck
     uneven: uneven.UnevenCheck
     steps: steps.StepCheck
     rank_map: rank_map.RankMapCheck
     learning_rates: learning_rates.LearningRateCheck
     micro_batches: micro_batches.MicroBatchCheck
     even: even.EvenCheck
-    settings: settings.SettingsCheck
     versions: versions.VersionCheck
-    hosts: hosts.HostsCheck
     model: model.ModelCheck
     splits: splits.SplitCheck
-    collectives: collectives.CollectiveCheck
     weights: weights.Weights
     data: data.DataIdentity
     resumes: resume.Resumes
@@ -124,23 +108,19 @@ class Checks(NamedTuple):
             schedule: Returns them with where their schedules stand.
             hash_weights: Begins to compute the hashes of the weights; None where these are not compared.
         """
-        held, split = datasets.DatasetCheck(), splits.SplitCheck()
-        identity = data.DataIdentity(state, datasets_differ=lambda: held.found or split.found)
+        plans, split = plan.PlanCheck(state.settings.weights_every), splits.SplitCheck()
+        identity = data.DataIdentity(state, datasets_differ=lambda: plans.datasets_differ or split.found)
         return cls(
-            plan=plan.PlanCheck(),
-            datasets=held,
+            plan=plans,
             uneven=uneven.UnevenCheck(state.settings),
             steps=steps.StepCheck(state),
             rank_map=rank_map.RankMapCheck(),
             learning_rates=learning_rates.LearningRateCheck(state, learning_rates_in_force),
             micro_batches=micro_batches.MicroBatchCheck(state),
             even=even.EvenCheck(state),
-            settings=settings.SettingsCheck(state.settings.tick_batches),
-            versions=versions.VersionCheck(),
-            hosts=hosts.HostsCheck(state),
+            versions=versions.VersionCheck(off=state.settings.levels.get(versions.VERSION_MISMATCH.name) == "off"),
             model=model.ModelCheck(),
             splits=split,
-            collectives=collectives.CollectiveCheck(state),
             weights=weights.Weights(state, hash_weights),
             data=identity,
             resumes=resume.Resumes(state, identity, schedule),

@@ -16,8 +16,6 @@ from countoff.core.protocol.records import FitPlan, Reason, Records
 from countoff.core.verdict import Verdict
 
 if TYPE_CHECKING:
-    from countoff.core.checks.collectives import Issued, Recorded
-    from countoff.core.checks.datasets import HeldDataset
     from countoff.core.checks.learning_rates import SchedulePlan
     from countoff.core.checks.model import SharedModel
     from countoff.core.checks.splits import SplitSample
@@ -36,7 +34,6 @@ class FitStart:
         own_batches: Batches per epoch that are proven of this rank's loader, where ranks may differ in them.
         own_length: What `len` of that loader gives now, where that is right now.
         models: The parameters that this rank must hold alike with others.
-        datasets: What this rank's objects store about the datasets that samplers deal out to all ranks.
         split: How this rank has split a dataset for training and evaluation; None if that is not known.
     """
 
@@ -46,7 +43,6 @@ class FitStart:
     own_batches: int | None = None
     own_length: int | None = None
     models: Sequence[SharedModel] = ()
-    datasets: Sequence[HeldDataset] = ()
     split: SplitSample | None = None
 
 
@@ -68,29 +64,6 @@ class Others(Protocol):
 
     speaker: Any
     """The guard's speaker, for a check that exchanges records in a way of its own."""
-    began: float
-    """When this process began, in seconds since the epoch."""
-
-    def issued(self) -> Callable[[], Mapping[str, Issued]]:
-        """Reads how many collectives this rank has issued in each process group.
-
-        Returns:
-            What tells them, by a key that is the same on all ranks of the group. Any thread may call it, later too.
-        """
-        ...
-
-    def find_groups(self) -> None:
-        """Looks which process groups there are by now; `issued` is about those. On any thread: it takes a while."""
-        ...
-
-    def recorded(self, group: str, begin: int) -> Recorded | None:
-        """Returns what torch has recorded of this rank's collectives in a process group; None if it has not.
-
-        Args:
-            group: The group's key in `issued`.
-            begin: How many this rank had issued before the first of them.
-        """
-        ...
 
     def compare(
         self, key: str, record: Callable[[], Mapping[str, Any]], judge: Callable[[Mapping[str, Any]], Verdict | None]
@@ -107,7 +80,7 @@ class Others(Protocol):
     def report(
         self,
         name: str,
-        record: Mapping[str, Any],
+        record: Callable[[], Mapping[str, Any]],
         judge: Callable[[Records], Iterable[Verdict | None]],
         *,
         owed: bool = True,
@@ -117,7 +90,7 @@ class Others(Protocol):
 
         Args:
             name: What is reported; equal on all ranks, and used once.
-            record: This rank's record.
+            record: Returns this rank's record. Called on the speaker thread.
             judge: Takes the records by rank; returns what is wrong. Called on the first rank's speaker thread.
             owed: Whether the end of the fit waits for it. False for what not every rank need report.
             after: The names of earlier reports that are judged first.

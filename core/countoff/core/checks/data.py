@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from countoff.core import constants
 from countoff.core.checks.check import Check, FitStart, Others
 from countoff.core.checks.streams import FirstElements, StreamFacts, judge_streams, parse_stream
 from countoff.core.data.fingerprint import Begun, Fingerprint, PendingFingerprint, begin_fingerprint, distinct_bytes
@@ -153,7 +154,8 @@ class DataIdentity(Check):
     def span_opened(self, span: SpanCounters, epoch: int | None) -> None:  # noqa: D102
         if epoch is None:
             return
-        self.fingerprints_due = self._state.settings.fingerprint_batches if span.compared else 0
+        compared = span.compared and self._state.settings.compare_data
+        self.fingerprints_due = constants.FINGERPRINT_BATCHES if compared else 0
         self._span = span if self.fingerprints_due else None
         self._epoch = epoch
         self.is_whole = False
@@ -167,7 +169,7 @@ class DataIdentity(Check):
     def read_again(self) -> None:
         """Forgets what was read of the open train epoch, which begins again. The others must not know of it yet."""
         if self._span is not None:
-            self.fingerprints_due = self._state.settings.fingerprint_batches
+            self.fingerprints_due = constants.FINGERPRINT_BATCHES
             self._read, self._order = [], None
             self.elements = None if self.elements is None else FirstElements()
 
@@ -201,7 +203,7 @@ class DataIdentity(Check):
         """
         if not self.fingerprints_due:
             return
-        if len(self._read) < self._state.settings.fingerprint_batches:
+        if len(self._read) < constants.FINGERPRINT_BATCHES:
             self._ever_read = True
             if stream is not None and self.elements is not None:
                 self._stream = stream
@@ -213,7 +215,7 @@ class DataIdentity(Check):
                 self.order = None
             self._read.append(begin() if sampling.comparable else None)
         self._collect()
-        to_read = self._state.settings.fingerprint_batches - len(self._read)
+        to_read = constants.FINGERPRINT_BATCHES - len(self._read)
         on_the_way = any(isinstance(each, PendingFingerprint) for each in self._read)
         self.fingerprints_due = to_read or int(on_the_way)
         if not self.fingerprints_due:
@@ -271,8 +273,8 @@ class DataIdentity(Check):
             if found is None or found.kind != "StreamsDiffer" or not self._datasets_differ():  # it follows from that
                 yield found
 
-        # Both are reported first, and judged first too: the last rank's reports may come between two looks.
-        self._others.report(f"data/{span.opened}", record, judge, after=("datasets", "splits"))
+        # The splits are reported first, and judged first too: the last rank's reports may come between two looks.
+        self._others.report(f"data/{span.opened}", lambda: record, judge, after=("splits",))
 
 
 def _no_stream() -> None:

@@ -82,7 +82,6 @@ class EvenCheck(Check):
         return {
             "uneven_train": settings.uneven_train,
             "uneven_eval": settings.uneven_eval,
-            "lookahead": settings.lookahead,
             "length": start.own_batches,
             "now": start.own_length,
         }

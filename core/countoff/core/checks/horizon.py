@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import Literal
 
 from countoff.core.counts.batches import check_count
-from countoff.core.counts.curves import Curve, Ending, ending_of
+from countoff.core.counts.schedules import Ending
 from countoff.core.verdict import Verdict, VerdictKind
 from countoff.core.words import number_of
 
@@ -22,8 +22,6 @@ __all__ = [
     "Horizon",
     "RunLength",
     "Stepping",
-    "guessed_horizon",
-    "horizon_of",
     "run_out",
     "wrong_horizon",
 ]
@@ -39,6 +37,8 @@ _SMALL = 0.01
 """Part of the highest rate with which nobody goes on for long, after a smooth decay."""
 _MADE_FOR = Fraction(2, 100)
 """Part by which a schedule's length may differ from the number for which it was made."""
+_PERIODS = 4
+"""Half waves after the first fall that make a rate one of cycles."""
 _Certainty = Literal["any", "likely", "certain"]
 _CERTAINTIES: tuple[_Certainty, ...] = ("any", "likely", "certain")
 _ON_PURPOSE = " If the run ends before its schedule on purpose, ignore this."
@@ -102,7 +102,7 @@ class Horizon:
 
     Attributes:
         name: The scheduler's class, for the message.
-        ending: Where its curve ends, in ticks.
+        ending: Where it ends, in ticks.
         pace: Ticks per optimizer step, above 0; less than 1 where there is one per epoch, say.
         paced_by: Why it ticks this often, in a few words for the message: ``once per process``.
         before: Optimizer steps and ticks until now; a resumed run has some.
@@ -121,14 +121,9 @@ class Horizon:
     before: tuple[int, int] = (0, 0)
 
     @property
-    def made_for(self) -> int:
-        """The ticks for which the schedule was made."""
-        return self.ending.tick - (1 if self.ending.kind == "negative" else 0)
-
-    @property
     def end_step(self) -> int:
         """The optimizer step after which the schedule has ended."""
-        return self._step_of(self.ending.tick)
+        return self._step_of(self.ending.reached)
 
     @property
     def warmup_end_step(self) -> int:
@@ -138,67 +133,6 @@ class Horizon:
     def _step_of(self, tick: int) -> int:
         steps, ticks = self.before
         return max(0, steps + math.ceil((tick - ticks) / self.pace))
-
-
-def horizon_of(
-    name: str, curve: Curve, run: RunLength, *, pace: Fraction, paced_by: str = "", before: tuple[int, int] = (0, 0)
-) -> Horizon | None:
-    """Returns where a schedule ends, within the run or after it; None if it has no end that can be seen.
-
-    Args:
-        name: The scheduler's class.
-        curve: Its learning rate after a number of ticks.
-        run: How long the run is; where that is not known, the curve is looked at from its first epoch on.
-        pace: Ticks per optimizer step, above 0.
-        paced_by: Why it ticks this often, in a few words.
-        before: Optimizer steps and ticks until now.
-    """
-    ending = ending_of(curve, ticks=_ticks_of(run, pace, before))
-    return None if ending is None else Horizon(name, ending, pace, paced_by, before)
-
-
-def guessed_horizon(horizon: Horizon, run: RunLength, *, why: str = "") -> Verdict | None:
-    """Returns a `WrongHorizon` warning if a schedule was probably made in optimizer steps although it ticks faster.
-
-    Nobody has told how long the run is, so this is a guess, and the message says so. It takes a length that is a whole
-    number of epochs in optimizer steps, and that no usual computation gives in ticks: no multiple of the ticks per
-    step (a limit of steps times the processes), and no number of epochs of the loader before it was divided.
-
-    Args:
-        horizon: The schedule.
-        run: What is known of the run: not how many steps it has.
-        why: Why the schedule ticks this often, as a sentence.
-
-    Example:
-        >>> made_for_297 = Ending("zero", tick=297, rate=0.0, peak=0.1)
-        >>> run = RunLength(steps_per_epoch=99, epoch_batches=(198,))
-        >>> guessed_horizon(Horizon("LinearLR", made_for_297, Fraction(2)), run).sentence.partition(": ")[0]
-        'the learning rate probably ends too early, at step 149'
-        >>> made_for_594 = Ending("zero", tick=594, rate=0.0, peak=0.1)
-        >>> guessed_horizon(Horizon("LinearLR", made_for_594, Fraction(2)), run) is None
-        True
-    """
-    ending, pace, per_epoch = horizon.ending, horizon.pace, run.steps_per_epoch
-    ticks = ending.tick
-    if per_epoch is None or not run.epoch_batches or ending.kind in ("full", "vanished") or _cuts_warmup(ending):
-        return None
-    if pace <= 1 or ticks % per_epoch or ticks % pace == 0 or _usual_epochs(ticks, run, pace) is not None:
-        return None
-    epochs = ticks // per_epoch
-    counted = f"{epochs:,} epochs of {_steps(per_epoch)}" if epochs > 1 else "one epoch"
-    guess = (
-        f"This is a guess: {_steps(ticks)} are {counted} of the optimizer, and no whole number of steps or epochs in "
-        "calls of the scheduler's step()."
-    )
-    return WRONG_HORIZON.found(
-        f"the learning rate probably ends too early, at step {horizon.end_step:,}: {_made_for(horizon, run)}.",
-        why=f"{guess} {why}".rstrip(),
-        remedy=(
-            "tell attach how long the run is, with epochs= or max_steps=: then countoff compares, and says nothing if "
-            f"the schedule is right. Only if the run has {ticks:,} optimizer steps: make {horizon.name} for "
-            f"{_steps(math.ceil(ticks * pace))}."
-        ),
-    )
 
 
 def _usual_epochs(ticks: int, run: RunLength, pace: Fraction) -> int | None:
@@ -236,7 +170,7 @@ def run_out(horizon: Horizon, run: RunLength, *, ticks: int, span: str, why: str
         True
     """
     ending = horizon.ending
-    if ending.kind not in ("zero", "vanished") or ending.rises or ticks < ending.tick:
+    if ending.kind not in ("zero", "vanished") or ending.rises or ticks < ending.reached:
         return None
     usual = _usual_epochs(ending.tick, run, horizon.pace)
     if usual is not None and ticks < usual * (run.steps_per_epoch or 0) * horizon.pace:
@@ -280,11 +214,12 @@ def wrong_horizon(
     """
     end, total, ending = horizon.end_step, check_count("steps", run.steps, minimum=1), horizon.ending
     early = ending.kind != "full" and end < total - max(run.slack, math.ceil(_EARLY * total))
-    late = end > total + max(run.slack, math.ceil(_LATE * total))
+    late = ending.kind != "vanished" and end > total + max(run.slack, math.ceil(_LATE * total))
     if not (early or late):
         return None
     if early:
-        needed: _Certainty = "certain" if _is_kept(ending) or ending.periodic else "likely" if ending.rises else "any"
+        certain = _is_kept(ending) or _cycles(horizon, run)
+        needed: _Certainty = "certain" if certain else "likely" if ending.rises else "any"
     else:
         needed = "likely" if run.limited else "any"
     causes = [
@@ -309,13 +244,18 @@ def _is_kept(ending: Ending) -> bool:
     return ending.kind == "minimum" and (ending.stepwise or ending.rate > _SMALL * ending.peak)
 
 
+def _cycles(horizon: Horizon, run: RunLength) -> bool:
+    """Whether the rate falls and rises several times within the run."""
+    ending = horizon.ending
+    ticks = _ticks_of(run, horizon.pace, horizon.before)
+    return ending.rises and ticks > ending.tick + _PERIODS * (ending.tick - ending.warmup_ticks)
+
+
 def _early(horizon: Horizon, total: int) -> str:
     ending, end = horizon.ending, horizon.end_step
     where = f"at step {end:,} of {total:,}"
     if ending.kind == "error":
         return f"{horizon.name} has no learning rate after step {end:,} of {total:,}, and raises an error there"
-    if ending.kind == "negative":
-        return f"the learning rate is negative from step {end:,} of {total:,} on"
     if ending.kind == "vanished":
         return f"the learning rate falls below a millionth of its highest value {where}"
     value = "0" if ending.kind == "zero" else f"its lowest value, {number_of(ending.rate)},"
@@ -324,7 +264,7 @@ def _early(horizon: Horizon, total: int) -> str:
 
 def _late(horizon: Horizon, total: int, by_warmup: bool) -> str:
     if by_warmup:
-        end = horizon.end_step if _cuts_warmup(horizon.ending) else horizon.warmup_end_step
+        end = horizon.warmup_end_step
         return f"the warm-up of the learning rate would end at step {end:,}, and the run ends at {total:,}"
     return f"the learning rate would reach its end at step {horizon.end_step:,}, and the run ends at {total:,}"
 
@@ -336,10 +276,9 @@ def _made_for(horizon: Horizon, run: RunLength, by_warmup: bool = False) -> str:
     if ending.kind == "vanished":  # a rate that falls for ever is made for no number of steps
         return f"{horizon.name} {stepped}"
     if by_warmup:
-        ticks = ending.tick if _cuts_warmup(ending) else ending.warmup_ticks
-        text = f"that of {horizon.name} takes {_calls(ticks, pace)}"
+        text = f"that of {horizon.name} takes {_calls(ending.warmup_ticks, pace)}"
     else:
-        text = f"{horizon.name} was made for {_calls(horizon.made_for, pace)}"
+        text = f"{horizon.name} was made for {_calls(horizon.ending.tick, pace)}"
     if pace != 1:
         text += f", and {stepped}"
     if pace > 1 and ending.warmup_ticks and not by_warmup:
@@ -364,7 +303,7 @@ def _pace(pace: Fraction, run: RunLength) -> str:
 def _remedy(horizon: Horizon, run: RunLength, total: int, stepping: Stepping, by_warmup: bool) -> str:
     """The number of ticks for which the schedule must be made, and those of its warm-up."""
     name, pace, ticks = horizon.name, horizon.pace, _ticks_of(run, horizon.pace, horizon.before)
-    made_for, warmup = horizon.made_for, horizon.ending.warmup_ticks
+    made_for, warmup = horizon.ending.tick, horizon.ending.warmup_ticks
     if horizon.ending.kind == "vanished" and (pace < 1 or stepping.per_epoch is None):
         return f"let the rate of {name} fall more slowly."
     if horizon.ending.kind == "vanished" and stepping.per_epoch is not None:
@@ -405,7 +344,7 @@ class _Cause:
 
 def _causes(horizon: Horizon, run: RunLength, total: int) -> Iterator[_Cause]:
     """Yields the numbers of the run that are as large as the schedule."""
-    made_for, pace = horizon.made_for, horizon.pace
+    made_for, pace = horizon.ending.tick, horizon.pace
     if horizon.ending.kind == "vanished" or _cuts_warmup(horizon.ending):
         return
     ticks = _ticks_of(run, pace, horizon.before)
@@ -477,7 +416,7 @@ def _near(value: int, number: int, run: RunLength) -> bool:
 
 def _cuts_warmup(ending: Ending) -> bool:
     """Whether the rate falls to 0 where the warm-up would be over, because the schedule was made for fewer steps."""
-    return ending.kind == "zero" and ending.tick - ending.warmup_ticks == 1
+    return ending.kind == "zero" and ending.tick <= ending.warmup_ticks
 
 
 def _counts(made_for: int, number: int, run: RunLength) -> bool:

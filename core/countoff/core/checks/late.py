@@ -8,7 +8,7 @@ from dataclasses import replace
 from countoff.core.verdict import Cause, Verdict, VerdictKind
 from countoff.core.words import names_of
 
-__all__ = ["LATE_RANK", "alone", "goes_on_without", "needed", "waits_for"]
+__all__ = ["LATE_RANK", "alone", "goes_on_without", "needed", "none_compares", "waits_for"]
 
 LATE_RANK = VerdictKind(
     "LateRank",
@@ -69,6 +69,15 @@ def alone(reason: str) -> Verdict:
         reason: Why, as the beginning of a sentence.
     """
     return LATE_RANK.found(f"{reason} (this rank trains on without comparing)")
+
+
+def none_compares(reason: str) -> Verdict:
+    """Returns the line about a job in which no rank compares.
+
+    Args:
+        reason: Why, as the beginning of a sentence.
+    """
+    return LATE_RANK.found(f"{reason} (nothing is compared; training goes on)")
 
 
 def _missing(ranks: Sequence[int], more: str = "") -> Verdict:

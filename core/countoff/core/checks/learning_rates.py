@@ -8,7 +8,6 @@ point tell, in the table.
 from __future__ import annotations
 
 import threading
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -16,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from countoff.core.checks.check import Check, FitStart, Others, TickPart
 from countoff.core.checks.plan import each_on
+from countoff.core.counts.schedules import Ending
 from countoff.core.protocol.counters import SpanCounters, TickPlace
 from countoff.core.protocol.rates import compared_rates, parse_rates, point_of, rates_differ
 from countoff.core.protocol.records import Mark, MarkKind, Reason, Records, parse_count, record_text
 from countoff.core.protocol.rule import Divergence
 from countoff.core.verdict import Cause, Verdict, VerdictKind
-from countoff.core.words import clip, count_of, names_of, number_of, ranks_by
+from countoff.core.words import clip, count_of, number_of, ranks_by
 
 if TYPE_CHECKING:
     from countoff.core.state import State
@@ -43,13 +43,11 @@ COMPARED_STEPS = 2
 
 Schedules of different lengths differ after the first call of `step()` at the latest, unless they begin alike.
 """
-_MOST_PLACES = 48
-_DIGITS, _ENDED = 3, "---"
-"""A rate is in the record as so many digits of a checksum; this stands for an error where a rate is asked for."""
+_COUNTS = ("made_for", "warmup", "falls_after", "begins", "reaches")
 _WHY = "Each rank computes its learning rate by itself, and their schedules differ."
 _WHEN = (
     "Rates are compared at the first two steps, where an epoch or an evaluation in it begins or ends, and every "
-    "`tick_batches` batches: these may have differed before."
+    "64 batches: these may have differed before."
 )
 
 LEARNING_RATE_MISMATCH = VerdictKind(
@@ -166,43 +164,45 @@ class LearningRateCheck(Check):
 
 @dataclass(frozen=True)
 class SchedulePlan:
-    """One schedule of one rank, from where it stands.
+    """One schedule of one rank, and how far the run goes through it.
 
     Attributes:
         name: The scheduler's class.
-        made_for: Calls of its `step` for which it was made, at least 1; None where its curve has no end.
-        peak: The highest learning rate at the places that were looked at.
-        rates: Checksums of the learning rates at the places of `places`, one after the other: those that the run is
-            sure to train with.
+        made_for: Calls of its `step` for which it was made, at least 1.
+        warmup: Those of its warm-up.
+        peak: Its highest learning rate.
+        falls_after: The last tick that has this rate for sure.
+        begins: The tick at which the run begins, or goes on.
+        reaches: The last tick with whose learning rate the run is sure to train.
     """
 
     name: str
-    made_for: int | None
+    made_for: int
+    warmup: int
     peak: float
-    rates: str
+    falls_after: int
+    begins: int
+    reaches: int
 
     @classmethod
-    def of(
-        cls, name: str, curve: Callable[[int], float], *, begin: int, ticks: int, made_for: int | None
-    ) -> SchedulePlan:
+    def of(cls, name: str, ending: Ending, *, begin: int, ticks: int) -> SchedulePlan:
         """Returns the plan of a schedule.
 
         Args:
             name: The scheduler's class.
-            curve: Its learning rate after a number of ticks; it may raise an error where it has none.
+            ending: Where it ends.
             begin: Ticks until now.
             ticks: Ticks from now on with whose learning rates the run is sure to train, at least 1.
-            made_for: Ticks for which it was made; None where that is not known.
         """
-        rates, prints = list[float](), list[str]()
-        for place in places(ticks):
-            try:
-                rates.append(float(curve(begin + place)))
-            except (ValueError, LookupError):
-                prints.append(_ENDED)
-                break
-            prints.append(f"{zlib.crc32(f'{rates[-1]:.6e}'.encode()) & 0xFFF:0{_DIGITS}x}")
-        return cls(name=clip(name, 40), made_for=made_for, peak=max(rates, default=0.0), rates="".join(prints))
+        return cls(
+            name=clip(name, 40),
+            made_for=ending.tick,
+            warmup=ending.warmup_ticks,
+            peak=ending.peak,
+            falls_after=ending.falls_after,
+            begins=begin,
+            reaches=begin + ticks - 1,
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The plan as JSON types."""
@@ -215,27 +215,8 @@ class SchedulePlan:
         Raises:
             KeyError, TypeError, ValueError: If the record is no such plan.
         """
-        made_for = record["made_for"]
-        return cls(
-            name=str(record["name"]),
-            made_for=None if made_for is None else parse_count(made_for),
-            peak=float(record["peak"]),
-            rates=str(record["rates"])[: _DIGITS * _MOST_PLACES],
-        )
-
-
-def places(ticks: int) -> Iterator[int]:
-    """Yields the ticks at which schedules are compared, from 0: two in each octave, the same on all ranks.
-
-    Args:
-        ticks: Ticks of the run, at least 1.
-
-    >>> list(places(14))
-    [0, 1, 2, 3, 4, 6, 8, 12]
-    """
-    yield from range(min(ticks, 2))
-    for octave in range(1, _MOST_PLACES // 2):
-        yield from (place for place in (2**octave, 3 * 2 ** (octave - 1)) if place < ticks)
+        counts = {name: parse_count(record[name]) for name in _COUNTS}
+        return cls(name=clip(str(record["name"]), 40), peak=float(record["peak"]), **counts)
 
 
 def judge_schedules(records: Mapping[int, Sequence[Mapping[str, Any]]]) -> Verdict | None:
@@ -246,8 +227,8 @@ def judge_schedules(records: Mapping[int, Sequence[Mapping[str, Any]]]) -> Verdi
     Args:
         records: What each rank has reported, by rank.
 
-    >>> first = SchedulePlan.of("LinearLR", lambda tick: 1 - tick / 8, begin=0, ticks=8, made_for=8)
-    >>> other = SchedulePlan.of("LinearLR", lambda tick: 1 - tick / 9, begin=0, ticks=9, made_for=9)
+    >>> first = SchedulePlan.of("LinearLR", Ending("zero", 8), begin=0, ticks=8)
+    >>> other = SchedulePlan.of("LinearLR", Ending("zero", 9), begin=0, ticks=9)
     >>> judge_schedules({0: [first.to_json()], 1: [other.to_json()]}).sentence
     'before the first batch, LinearLR is made for 8 steps on rank 0, 9 steps on rank 1.'
     """
@@ -256,11 +237,27 @@ def judge_schedules(records: Mapping[int, Sequence[Mapping[str, Any]]]) -> Verdi
         return None
     for number in range(len(next(iter(known.values())))):
         plans = {rank: found[number] for rank, found in known.items()}
-        looked = min(len(plan.rates) for plan in plans.values())
-        sides = ranks_by({rank: plan.rates[:looked] for rank, plan in plans.items()})
-        if len(sides) > 1:
+        sides = ranks_by(
+            {rank: str((plan.made_for, plan.warmup, plan.peak, plan.begins)) for rank, plan in plans.items()}
+        )
+        if len(sides) > 1 and _trains_apart(list(plans.values())):
             return _other_schedules(plans, [ranks for _, ranks in sides])
     return None
+
+
+def _trains_apart(plans: Sequence[SchedulePlan]) -> bool:
+    """Whether schedules that differ have other learning rates at a tick that the run is sure to reach.
+
+    Until a rate falls, schedules with one warm-up and one highest rate are alike. Those that have ended may be, too;
+    and schedules of different classes may have one curve.
+    """
+    if len({plan.name for plan in plans}) > 1 or min(plan.begins for plan in plans) >= max(
+        plan.made_for for plan in plans
+    ):
+        return False
+    alike = len({(plan.warmup, plan.peak) for plan in plans}) == 1
+    first = min(plan.falls_after for plan in plans) if alike else 0
+    return min(plan.reaches for plan in plans) > first
 
 
 def _other_schedules(plans: Mapping[int, SchedulePlan], sides: Sequence[list[int]]) -> Verdict:
@@ -270,15 +267,14 @@ def _other_schedules(plans: Mapping[int, SchedulePlan], sides: Sequence[list[int
     def told(values: Sequence[str]) -> str:
         return each_on(list(zip(values, sides, strict=True)))
 
-    if len({plan.name for plan in first}) > 1:
-        sentence = f"the learning-rate scheduler is {told([plan.name for plan in first])}"
-    elif len({plan.made_for for plan in first}) > 1:
-        lengths = ["no number of steps" if plan.made_for is None else f"{plan.made_for:,} steps" for plan in first]
-        sentence = f"{name} is made for {told(lengths)}"
+    if len({plan.made_for for plan in first}) > 1:
+        sentence = f"{name} is made for {told([f'{plan.made_for:,} steps' for plan in first])}"
+    elif len({plan.warmup for plan in first}) > 1:
+        sentence = f"the warm-up of {name} takes {told([f'{plan.warmup:,} steps' for plan in first])}"
     elif len({plan.peak for plan in first}) > 1:
         sentence = f"the highest learning rate of {name} is {told([number_of(plan.peak, 6) for plan in first])}"
     else:
-        sentence = f"the curve of {name} differs between {' and '.join(names_of(ranks) for ranks in sides[:4])}"
+        sentence = f"{name} has made {told([f'{plan.begins:,} steps' for plan in first])}"
     alone = len(sides[-1]) > sum(map(len, sides[:-1]))
     named = sorted(rank for side in (sides[:-1] if alone else sides) for rank in side)
     more: dict[str, Any] = {"subject": SCHEDULE, "standing": "out of step" if alone else "differ"}

@@ -59,7 +59,6 @@ LOST_RANK = VerdictKind(
     level="raise",
     restart="may_help",
     label="lost",
-    counted=False,
     causes={
         "": Cause(remedy="read that rank's own output first: the other ranks have only lost their peer."),
         DIED: Cause(

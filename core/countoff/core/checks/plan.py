@@ -1,4 +1,8 @@
-"""Do ranks begin with the same plan: lengths, batch sizes, accumulation, limits and positions? `PlanMismatch`."""
+"""Do ranks begin with the same plan: lengths, batch sizes, accumulation, limits and positions? `PlanMismatch`.
+
+It ends the job where training on would do harm. Of datasets and models (`model`) that differ it warns: a plan does not
+prove what follows from that.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +17,19 @@ from countoff.core.verdict import Cause, Standing, Verdict, VerdictKind
 from countoff.core.words import count_of, names_of, ranks_by
 
 __all__ = [
+    "DATASET",
+    "GRADIENTS",
+    "MODEL",
     "PLAN_MISMATCH",
     "PROOF_FIELDS",
-    "ROWS",
-    "SAME_DATASET",
     "PlanCheck",
     "agreed_fields",
     "each_on",
     "judge_plans",
     "judge_position",
-    "rows_on",
+    "judge_rows",
+    "mismatch_of",
+    "outvoted",
 ]
 
 PROOF_FIELDS = (
@@ -41,8 +48,8 @@ LIMITS = ("max_epochs", "max_steps")
 """Those of them in which None is a value: there is no such limit. In the others it is unknown, and proves nothing."""
 OWN_LENGTH = "own_batches_per_epoch"
 LENGTHS = ("batches_per_epoch", "proven_batches_per_epoch")
-ROWS = "rows"
-"""Key in the report of the roll call: rows of this rank's train dataset, where a sampler deals it out to all ranks."""
+DATASET, MODEL, GRADIENTS = "dataset_rows", "model", "gradients"
+"""Subjects of a `PlanMismatch` that warns."""
 
 _UNEQUAL = (
     "The ranks' loaders differ in length, so the ranks would end their epochs, and reach every limit and schedule that "
@@ -54,21 +61,17 @@ _OTHER_SETTINGS = Cause(
         "With these settings, ranks tell one another which batches they have. A rank with another setting does not do "
         "that in the same way, and the others would wait for it."
     ),
-    remedy=(
-        "give every rank the same uneven_train, uneven_eval and lookahead, in the code or in the environment of all "
-        "hosts."
-    ),
+    remedy=("give every rank the same uneven_train and uneven_eval, in the code or in the environment of all hosts."),
 )
-SAME_DATASET = (
+_SAME_DATASET = (
     "give every rank the same dataset: look for a file, a download, a cache or a filter that is not the same on every "
     "host. If each rank's dataset is a share already, use no sampler that shards it again."
 )
-"""What to do where the ranks' datasets differ."""
 _RESUMED = "resume every rank from the same checkpoint"
 PLAN_MISMATCH = VerdictKind(
     "PlanMismatch",
-    "ranks start with different lengths, batch sizes, accumulation, limits or positions",
-    default="raises, before the first batch",
+    "ranks start with different lengths, batch sizes, accumulation, limits, positions, datasets or models",
+    default="raises, before the first batch; warns of datasets and models",
     level="raise",
     restart="useless",
     causes={
@@ -97,22 +100,56 @@ PLAN_MISMATCH = VerdictKind(
         "dp_degree": Cause(
             "The ranks would divide the data into different numbers of shares.", "build the same mesh on every rank."
         ),
+        DATASET: Cause(
+            "A sampler gives each rank its share of one dataset, and takes every rank to hold the same one. Otherwise "
+            "some rows are read several times and others never, and ranks may have different numbers of batches.",
+            f"{_SAME_DATASET} If they are to differ: compare_data=False.",
+        ),
+        MODEL: Cause(
+            "These ranks average the gradients of their parameters one by one. Where the parameters are not the same, "
+            "gradients of different parameters are averaged, or a collective waits for ever.",
+            "build the same model on every rank: look for a layer, a tied weight or a dtype that depends on the rank, "
+            "on its data, or on what a checkpoint held there. To find the parameter, print the name, shape and dtype "
+            "of each on these ranks.",
+        ),
+        GRADIENTS: Cause(
+            "A rank on which a parameter needs no gradient has none to average, so the others wait for it, or it keeps "
+            "the old weights.",
+            "set requires_grad alike on every rank, and before the model is wrapped.",
+        ),
         "uneven_train": _OTHER_SETTINGS,
         "uneven_eval": _OTHER_SETTINGS,
-        "lookahead": _OTHER_SETTINGS,
+        "weights_every": Cause(
+            "The ranks would compare their weights after different optimizer steps.",
+            "give every rank the same weights_every.",
+        ),
     },
 )
 
 
 class PlanCheck(Check):
-    """Compares the plans of all ranks at the roll call."""
+    """Compares the plans of all ranks at the roll call.
+
+    Args:
+        weights_every: Optimizer steps of this rank between two comparisons of weights; 0: none.
+
+    Attributes:
+        datasets_differ: Whether the ranks' train datasets are known to differ. Known on the first rank alone.
+    """
+
+    def __init__(self, weights_every: int) -> None:
+        self._weights_every = weights_every
+        self.datasets_differ = False
 
     def report(self, start: FitStart, room: int) -> Mapping[str, Any]:  # noqa: D102
-        return {"plan": start.plan.to_json()}
+        weights = {"weights_every": self._weights_every} if self._weights_every else {}
+        return {"plan": start.plan.to_json(), **weights}
 
     def compare_reports(self, reports: Records, *, complete: bool, refused: bool) -> Iterator[Verdict | None]:  # noqa: D102
         plans = {rank: report["plan"] for rank, report in reports.items()}
-        yield judge_even_settings(reports) or _by_rows(judge_plans(plans), reports)
+        rows = judge_rows(plans)
+        self.datasets_differ = rows is not None
+        yield judge_settings(reports) or _by_rows(judge_plans(plans), plans) or rows
 
 
 def judge_plans(plans: Mapping[int, Mapping[str, Any]]) -> Verdict | None:
@@ -142,13 +179,27 @@ def judge_plans(plans: Mapping[int, Mapping[str, Any]]) -> Verdict | None:
     return None
 
 
-def judge_even_settings(records: Mapping[int, Mapping[str, Any]]) -> Verdict | None:
-    """Returns a `PlanMismatch` if ranks differ in what makes them take the same number of batches.
+def judge_rows(plans: Mapping[int, Mapping[str, Any]]) -> Verdict | None:
+    """Returns a `PlanMismatch` that warns if the train datasets that a sampler deals out have different rows.
 
-    A rank on which nothing does that reports nothing of these settings.
+    >>> judge_rows({rank: {"dataset_rows": 96 - 8 * (rank == 2)} for rank in range(4)}).sentence
+    'before the first batch, the train dataset has 88 rows on rank 2, 96 rows on ranks 0, 1, 3.'
+    """
+    groups = _rows(plans)
+    if len(groups) < 2:
+        return None
+    ranks, standing = outvoted([ranks for _, ranks in groups])
+    found = mismatch_of(DATASET, f"the train dataset has {_rows_in_words(groups)}", ranks, standing)
+    return replace(found, harmful=False)
 
-    >>> on = {"uneven_train": "stop", "uneven_eval": "warn", "lookahead": 4}
-    >>> judge_even_settings({0: on, 1: {}}).sentence
+
+def judge_settings(records: Mapping[int, Mapping[str, Any]]) -> Verdict | None:
+    """Returns a `PlanMismatch` if ranks differ in a setting by which they act together.
+
+    A rank on which nothing makes ranks even reports nothing of that, and one that compares no weights nothing of these.
+
+    >>> on = {"uneven_train": "stop", "uneven_eval": "warn"}
+    >>> judge_settings({0: on, 1: {}}).sentence
     "before the first batch, uneven_train is 'stop' on rank 0, 'raise' on rank 1."
     """
     reported = {rank: record for rank, record in records.items() if "uneven_train" in record}
@@ -156,7 +207,8 @@ def judge_even_settings(records: Mapping[int, Mapping[str, Any]]) -> Verdict | N
     evaluation = {rank: {"uneven_eval": repr(each["uneven_eval"])} for rank, each in reported.items()}
     if reported:
         evaluation |= {rank: {"uneven_eval": "not 'stop'"} for rank in records if rank not in reported}
-    for name, compared in (("uneven_train", train), ("uneven_eval", evaluation), ("lookahead", reported)):
+    weights = {rank: {"weights_every": record.get("weights_every", 0)} for rank, record in records.items()}
+    for name, compared in (("uneven_train", train), ("uneven_eval", evaluation), ("weights_every", weights)):
         difference = first_difference(compared, [name])
         if difference is not None:
             return mismatch_of(name, *difference)
@@ -228,15 +280,18 @@ def each_on(found: Sequence[tuple[str, Sequence[int]]]) -> str:
     return ("; " if several else ", ").join(f"{value} on {names_of(ranks)}" for value, ranks in found[:4])
 
 
-def rows_on(reports: Mapping[int, Mapping[str, Any]]) -> str:
-    """In which rows the ranks' train datasets differ, in words; empty where they do not, as far as that is known.
+def outvoted(groups: Sequence[Sequence[int]]) -> tuple[list[int], Standing]:
+    """Returns the ranks that a difference names, and what is proved of them.
 
-    >>> rows_on({0: {"rows": 96}, 1: {"rows": 88}, 2: {}})
-    '96 rows on rank 0, 88 rows on rank 1'
+    Args:
+        groups: The ranks that have the same, the smallest group first.
+
+    >>> outvoted([[3], [0, 1, 2]]), outvoted([[0], [1]])
+    (([3], 'out of step'), ([0, 1], 'differ'))
     """
-    known = {rank: parse_count(report[ROWS]) for rank, report in reports.items() if ROWS in report}
-    groups = ranks_by(known)
-    return each_on([(count_of(rows, "row"), ranks) for rows, ranks in groups]) if len(groups) > 1 else ""
+    *few, most = groups
+    others = sorted(rank for ranks in few for rank in ranks)
+    return (others, "out of step") if len(others) < len(most) else (sorted([*others, *most]), "differ")
 
 
 def own_lengths(plans: Mapping[int, Mapping[str, Any]]) -> list[tuple[int, list[int]]]:
@@ -250,12 +305,26 @@ def agreed_fields(plans: Mapping[int, Mapping[str, Any]]) -> list[str]:
     return [name for name in names if len(ranks_by({rank: plan.get(name) for rank, plan in plans.items()})) == 1]
 
 
-def _by_rows(found: Verdict | None, reports: Mapping[int, Mapping[str, Any]]) -> Verdict | None:
+def _by_rows(found: Verdict | None, plans: Mapping[int, Mapping[str, Any]]) -> Verdict | None:
     """Gives lengths that differ the cause that is known: the ranks' datasets differ."""
-    if found is None or found.subject not in LENGTHS or not (rows := rows_on(reports)):
+    groups = _rows(plans)
+    if found is None or found.subject not in LENGTHS or len(groups) < 2:
         return found
-    why = f"The train dataset has {rows}. A sampler gives each rank its share of it, and takes all to hold the same."
-    return replace(found, why=why, remedy=SAME_DATASET)
+    why = (
+        f"The train dataset has {_rows_in_words(groups)}. A sampler gives each rank its share of it, and takes all to "
+        "hold the same."
+    )
+    return replace(found, why=why, remedy=_SAME_DATASET)
+
+
+def _rows(plans: Mapping[int, Mapping[str, Any]]) -> list[tuple[int, list[int]]]:
+    """The rows of the train datasets with their ranks, as far as they are known."""
+    known = {rank: rows for rank, plan in plans.items() if (rows := plan.get(DATASET)) is not None}
+    return ranks_by({rank: parse_count(rows) for rank, rows in known.items()})
+
+
+def _rows_in_words(groups: Sequence[tuple[int, Sequence[int]]]) -> str:
+    return each_on([(count_of(rows, "row"), ranks) for rows, ranks in groups])
 
 
 def _why_equal(plans: Mapping[int, Mapping[str, Any]]) -> str:

@@ -102,7 +102,7 @@ class SplitCheck(Check):
     def counted_off(self) -> None:  # noqa: D102
         split, self._split = self._split, None
         if self._others is not None:
-            self._others.report("splits", {} if split is None else split.to_json(), self._judge)
+            self._others.report("splits", lambda: {} if split is None else split.to_json(), self._judge)
 
     def evaluates(self, split: SplitSample) -> None:
         """Compares a split that is known with the fit's first evaluation only. To be called once in a fit.
@@ -111,7 +111,7 @@ class SplitCheck(Check):
             split: How this rank has split the data.
         """
         if self._others is not None:
-            self._others.report("splits/evaluated", split.to_json(), self._judge, owed=False)  # a rank may not evaluate
+            self._others.report("splits/evaluated", split.to_json, self._judge, owed=False)  # a rank may not evaluate
 
     def _judge(self, records: Records) -> list[Verdict]:
         found = judge_splits({rank: SplitSample.from_json(record) for rank, record in records.items() if record})

@@ -12,13 +12,15 @@ from countoff.core.protocol.records import Records, parse_count
 from countoff.core.verdict import Cause, Verdict, VerdictKind
 from countoff.core.words import count_of, names_of, ranks_by
 
-__all__ = ["DOING", "ENDED", "FOR_NCCL", "STALLED", "judge_before_fit", "judge_stall"]
+__all__ = ["DOING", "ENDED", "FOR_NCCL", "IN_NCCL", "STALLED", "judge_before_fit", "judge_stall"]
 
 ENDED = "ended"
 """The subject of a `Stalled` that ends the job; a warning has none."""
 DOING = {"loader": "in its loader", "collective": "in a collective", "code": "in its code"}
 """What a rank does, by the state of its main thread."""
 FOR_NCCL = "waiting for NCCL"
+IN_NCCL = "a collective of NCCL"
+"""In what a rank waits whose thread waits for its device, before a fit."""
 _RAISE = "If such a pause is normal, raise stall_seconds above it."
 
 STALLED = VerdictKind(
@@ -47,6 +49,7 @@ _OTHER_LINES = (
     "compare the lines above: the ranks wait for one another in different collectives. One of them has left its loop, "
     "or taken a branch, that the others have not."
 )
+_SILENT = "silent"
 _EPOCH = re.compile(r"train epoch (\d+)")
 
 
@@ -94,13 +97,14 @@ def judge_before_fit(records: Records, seconds: float) -> Verdict | None:
     """Names the ranks for which others wait while no fit has begun; None where it is not certain that they do.
 
     Args:
-        records: Of every rank, where its main thread is: `call`, the function of torch.distributed, empty for a rank
-            that is in none; `at`, the innermost line of the user's own; and the `seconds` for which it has been there.
+        records: Of every rank, where its main thread is: `call`, what waits for other ranks, empty for a rank that is
+            in none; `at`, the innermost line of the user's own; and the `seconds` for which it has been there. Of a
+            rank that tells nothing any more, `silent`, the seconds since then.
         seconds: For how long a rank must have been in one call, to be waiting for another one.
     """
     calls = {rank: f"{each['call']}{_at_line(each['at'])}" for rank, each in records.items() if each["call"]}
     waited = [each["seconds"] for each in records.values() if each["call"] and each["seconds"] >= seconds]
-    others = {rank: each["at"] for rank, each in records.items() if not each["call"]}
+    others = {rank: _SILENT if "silent" in each else each["at"] for rank, each in records.items() if not each["call"]}
     apart = len(waited) == len(records) and len(set(calls.values())) > 1
     if not waited or not (others or apart):
         return None
@@ -110,15 +114,18 @@ def judge_before_fit(records: Records, seconds: float) -> Verdict | None:
     if rest := sorted(rank for groups in (busy, waiting) for _, ranks in groups[_PLACES:] for rank in ranks):
         places.append(f"{_are(rest)} elsewhere")
     return STALLED.found(
-        f"not in the fit yet: {'; '.join(places)}.",
+        f"{'; '.join(places)}.",
         (busy or waiting)[0][1],
-        why=f"no fit has begun on any rank, and the longest of these calls has lasted for {max(waited):.0f} s.",
+        why=f"the longest of these waits has lasted for {max(waited):.0f} s. No fit is counted here.",
         remedy=_OTHER_LINES if apart else "",
     )
 
 
 def _busy(ranks: Sequence[int], at: str, records: Records) -> str:
     """Where ranks are that do not wait, and for how long all of them have been there, if that was seen."""
+    if at == _SILENT:
+        seconds = min(records[rank]["silent"] for rank in ranks)
+        return f"{names_of(ranks)} {'has' if len(ranks) == 1 else 'have'} given no sign of life for {seconds:.0f} s"
     since = min(records[rank]["seconds"] for rank in ranks)
     there = f"at {at}" if at else "in no line of the user's own"
     return f"{names_of(ranks)}, {there}, for {since:.0f} s" if since >= 1 else f"{names_of(ranks)}, {there}"

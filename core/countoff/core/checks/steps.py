@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from countoff.core import constants
 from countoff.core.checks.check import Check, TickPart
 from countoff.core.protocol.counters import SpanCounters, TickPlace
 from countoff.core.protocol.rule import Divergence
@@ -76,7 +77,7 @@ class StepCheck(Check):
     def left_keys(self, span: SpanCounters) -> Iterable[str]:  # noqa: D102
         if span.evaluation:
             return ()
-        every = self._state.settings.tick_batches
+        every = constants.TICK_BATCHES
         return (TickPlace(span.opened, batch, span.name).key for batch in range(every, span.started + 1, every))
 
     @staticmethod

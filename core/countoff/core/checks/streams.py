@@ -6,29 +6,23 @@ about the data and fingerprints of the first elements that it was about to deal 
 
 Streams that differ prove that samples are lost, but not why. So the reason is given only where there is evidence: an
 object that says that it is a share, a length, an element that several streams have at different places, a seed. Random
-transforms make equal samples look different; where they may have, nothing is reported.
+transforms make equal samples look different, so samples that no two ranks have in common prove nothing.
 """
 
 from __future__ import annotations
 
 import hashlib
 import itertools
-import random
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from countoff.core.data.fingerprint import fingerprint, parts_of
-from countoff.core.data.own_generators import holds_generator
-from countoff.core.data.unobserved import unobserved
 from countoff.core.verdict import Cause, Verdict, VerdictKind
 from countoff.core.words import count_of, names_of, ranks_by
 
 __all__ = [
     "ELEMENTS",
     "LENGTHS",
-    "NAME",
-    "NAMES",
     "FirstElements",
     "StreamFacts",
     "column_digest",
@@ -40,23 +34,12 @@ ELEMENTS = 12
 """Elements at the start of a stream that are compared."""
 LENGTHS = "lengths"
 """Subject of a `StreamsDiffer` where the ranks' streams are not even equally long."""
-NAME, NAMES = 30, 3
-"""Characters of the name of a number that a dataset reads, longer ones are left out; and names in a record."""
-OWN_NUMBER = "own number"
-"""Subject of a `DoubleSharded` where the dataset's code only may take a share."""
 DIGEST = 8
 """Hexadecimal digits of each digest in a record."""
 DOUBLE_SHARDED = VerdictKind(
     "DoubleSharded",
     "data that is already one rank's share is sharded again, so most of it is never read",
-    causes={
-        "": Cause("What a rank leaves out of its share, no other rank has: it is never read."),
-        OWN_NUMBER: Cause(
-            "Only rank 0 reads, so there is nothing to compare. What the code does with these numbers is not known.",
-            "if __iter__ takes a share by these numbers, leave that out: yield all of the data on every rank, and the "
-            "framework gives each rank its part. If they only make a seed, a log line or a file name, ignore this.",
-        ),
-    },
+    causes={"": Cause("What a rank leaves out of its share, no other rank has: it is never read.")},
 )
 STREAMS_DIFFER = VerdictKind(
     "StreamsDiffer",
@@ -80,18 +63,13 @@ class StreamFacts(NamedTuple):
         said_by: The function or class that made the share.
         prints: Digests of the first elements, one after the other; none if they were not seen.
         parts: Digests of the first parts of these elements (the fields of a sample), each over all elements.
-        drawn: Digest of the global random generators, if reading the elements drew from them.
         contents: Digests of the columns of a map-style dataset, each over some rows.
         seed: Digest of the generator by which the dataset shuffles.
         length: Elements of this rank's stream, or rows of its dataset.
         whole: Elements of all data, where that is known.
-        order: What the object says about its order: `shuffled` where it holds all data, in a random order; `drawn`
-            where it or its iterator has a random generator of its own, and nobody knows for what.
+        shuffled: Whether the object says that it holds all data, in a random order.
         sampler: Whether the elements are indices, not samples.
         begin: Place of the first row in the table in memory that the rows of the dataset are a part of.
-        rank_names: What the code of the dataset's `__iter__` reads that is this rank's number, as it is written there,
-            with spaces between.
-        ranks_names: What it reads that is the number of ranks, likewise.
     """
 
     dealer: str
@@ -101,29 +79,25 @@ class StreamFacts(NamedTuple):
     said_by: str = ""
     prints: str = ""
     parts: str = ""
-    drawn: str = ""
     contents: str = ""
     seed: str = ""
     length: int | None = None
     whole: int | None = None
-    order: str = ""
+    shuffled: bool = False
     sampler: bool = False
     begin: int | None = None
-    rank_names: str = ""
-    ranks_names: str = ""
 
     def to_json(self) -> list[Any]:
-        """These facts as JSON types, for a record; without the last two where these are empty."""
-        return list(self if self.rank_names or self.ranks_names else self[:-2])
+        """These facts as JSON types, for a record."""
+        return list(self)
 
 
-_TEXTS = {"dealer": 40, "said_by": 40, "drawn": DIGEST, "seed": DIGEST, "order": 8}
-_TEXTS |= {"rank_names": NAMES * (NAME + 1), "ranks_names": NAMES * (NAME + 1)}
+_TEXTS = {"dealer": 40, "said_by": 40, "seed": DIGEST}
 
 
 def parse_stream(value: object) -> StreamFacts | None:
     """Returns the facts in a record of another rank; None if there are none, or if they are not what a rank writes."""
-    if not isinstance(value, list) or len(StreamFacts._fields) - len(value) not in (0, 2):
+    if not isinstance(value, list) or len(value) != len(StreamFacts._fields):
         return None
     facts = StreamFacts(*value)
     digests = {"prints": ELEMENTS, "parts": _PARTS, "contents": _PARTS}
@@ -134,7 +108,7 @@ def parse_stream(value: object) -> StreamFacts | None:
         and all(len(known[name]) % DIGEST == 0 for name in digests)
         and all(type(known[name]) is int and known[name] >= 0 for name in ("ways", "shares"))
         and all(each is None or (type(each) is int and each >= 0) for each in (facts.length, facts.whole, facts.begin))
-        and all(isinstance(each, bool) for each in (facts.first_only, facts.sampler))
+        and all(isinstance(each, bool) for each in (facts.first_only, facts.shuffled, facts.sampler))
     )
     return facts if good and facts.ways > 1 else None
 
@@ -144,26 +118,18 @@ class FirstElements:
 
     Attributes:
         prints: Their digests, one after the other.
-        own_generator: Whether the stream's iterator holds a random generator, other than the global ones.
     """
 
     def __init__(self) -> None:
         self.prints = ""
-        self.own_generator = False
         self._left = ELEMENTS
         self._parts: list[list[str]] | None = None
-        self._state_before = ""
 
     @property
     def parts(self) -> str:
         """Digests of the elements' first parts; a part that is equal in all elements has none."""
         columns = list(zip(*(self._parts or []), strict=True))[:_PARTS]
         return "".join(_digest(*column) if len(set(column)) > 1 else _NOTHING for column in columns)
-
-    @property
-    def drawn(self) -> str:
-        """Digest of the global random generators before the elements, if one of these drew from them."""
-        return self._state_before
 
     def follow(self, elements: Iterator[Any], seen: Callable[[Any], Sequence[Any]] | None = None) -> Iterator[Any]:
         """Returns an iterator over the same elements, which looks at the first ones.
@@ -176,15 +142,11 @@ class FirstElements:
 
     def _first(self, elements: Iterator[Any], seen: Callable[[Any], Sequence[Any]] | None) -> Iterator[Any]:
         while self._left > 0:
-            before = _random_states() if seen is None else None
             try:
                 element = next(elements)
             except StopIteration:
                 return
-            if before is not None and not self._state_before and before != _random_states():
-                self._state_before = _digest(*map(repr, before))
             if seen is None:
-                self.own_generator = self.own_generator or _holds_generator(elements)
                 self._take(element)
             else:
                 self._take_indices(element, seen)
@@ -248,9 +210,8 @@ def judge_streams(span: str, records: Mapping[int, StreamFacts]) -> Verdict | No
         A `DoubleSharded` or a `StreamsDiffer`; None if the streams are the same, or if nothing is proved.
 
     Example:
-        >>> prints = {rank: "".join(f"{rank * 100 + number:08x}" for number in range(12)) for rank in (0, 1)}
-        >>> own = {rank: StreamFacts("Accelerate", 2, prints=prints[rank]) for rank in (0, 1)}
-        >>> judge_streams("train epoch 0", own).kind
+        >>> share = StreamFacts("Accelerate", 2, shares=2, said_by="split_dataset_by_node")
+        >>> judge_streams("train epoch 0", {0: share, 1: share}).kind
         'DoubleSharded'
     """
     if not records:
@@ -265,7 +226,7 @@ def judge_streams(span: str, records: Mapping[int, StreamFacts]) -> Verdict | No
     if (parts := _parts_of_one_table(list(records.values()))) > 1:
         return _declared(span, first._replace(shares=parts, said_by="consecutive rows of one Dataset"))
     if first.first_only:
-        return _other_contents(span, records) or _own_numbers(records)
+        return _other_contents(span, records)
     return _other_seeds(span, records) or _other_contents(span, records) or _other_elements(span, records)
 
 
@@ -280,23 +241,6 @@ def _declared(span: str, facts: StreamFacts) -> Verdict:
         f"({facts.said_by}), and {how}. In {span}, about 1/{facts.shares} of the data is read."
     )
     return DOUBLE_SHARDED.found(sentence, why=_OTHERS_SHARES if facts.first_only else None)
-
-
-def _own_numbers(records: Mapping[int, StreamFacts]) -> Verdict | None:
-    """Whether the dataset's code reads the number of each rank, and how many there are: it may take a share by them."""
-    everything = list(records.values())
-    dealer, ways = everything[0].dealer, everything[0].ways
-    rank, count = (
-        sorted(set.intersection(*(set(getattr(facts, name).split()) for facts in everything)))
-        for name in ("rank_names", "ranks_names")
-    )
-    if len(everything) < ways or not (rank and count):
-        return None
-    sentence = (
-        f"the train data's __iter__ reads each rank's own number ({rank[0]}) and the number of ranks ({count[0]}), and "
-        f"{dealer} reads rank 0's stream for all ranks: if that is rank 0's share, about 1/{ways} of the data is read."
-    )
-    return DOUBLE_SHARDED.found(sentence, subject=OWN_NUMBER)
 
 
 def _parts_of_one_table(everything: Sequence[StreamFacts]) -> int:
@@ -370,27 +314,22 @@ def _other_elements(span: str, records: Mapping[int, StreamFacts]) -> Verdict | 
     def begin_of(facts: StreamFacts) -> tuple[str, ...]:
         return tuple(_split(facts.prints)[:common])
 
-    if all(facts.order == "shuffled" for facts in everything) or (overlap and not first.sampler):
+    if all(facts.shuffled for facts in everything) or (overlap and not first.sampler):
         if (other := _other_lengths(span, records)) is not None:
             return other  # by which a shuffle with one seed gives another order
         return _differing(span, records, begin_of, f"their first {common} {what} are not the same")
-    if overlap:
-        return None
-    if first.sampler:
-        proved = all(_may_be_share(facts) for facts in everything)
-    else:
-        proved = len({facts.drawn for facts in everything}) == 1 and not any(facts.order for facts in everything)
-    if not proved:
+    if overlap or (first.sampler and not all(map(_may_be_share, everything))):
         return None
     who, minority = _odd(records, begin_of)
     if minority:
         return _differing(span, records, begin_of, f"their first {common} {what} have none in common")
+    if not first.sampler:
+        return None  # each rank may have transformed the samples of one stream, at random
     sentence = (
         f"{first.dealer} takes the train data to be the same stream on all ranks, but {names_of(who)} have none of "
         f"their first {common} {what} in common. In {span}, each rank reads about 1/{first.ways} of its own stream."
     )
-    by = f"the rank in its {'sampler' if first.sampler else '__iter__'}"
-    return DOUBLE_SHARDED.found(sentence, who, why=_LEFT_OUT.format("stream", by))
+    return DOUBLE_SHARDED.found(sentence, who, why=_LEFT_OUT.format("stream", "the rank in its sampler"))
 
 
 def _other_lengths(span: str, records: Mapping[int, StreamFacts]) -> Verdict | None:
@@ -448,32 +387,12 @@ def _some_part_is_equal(everything: Sequence[StreamFacts]) -> bool:
     return any(len(set(column)) == 1 and column[0] != _NOTHING for column in columns)
 
 
-def _holds_generator(elements: Iterator[Any]) -> bool:
-    try:
-        return holds_generator(elements)
-    except Exception:  # a class of the user's may raise anything
-        return True
-
-
 def _digest(*texts: str) -> str:
     return hashlib.blake2b("|".join(texts).encode(), digest_size=DIGEST // 2).hexdigest()
 
 
 def _split(digests: str) -> list[str]:
     return [digests[start : start + DIGEST] for start in range(0, len(digests), DIGEST)]
-
-
-def _random_states() -> tuple[Any, ...]:
-    """The states of the random generators that all code shares; reading them changes none."""
-    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
-    states: list[Any] = [random.getstate()]
-    if numpy is not None:
-        _, keys, *rest = numpy.random.get_state()
-        states += [keys.tobytes(), *rest]
-    if torch is not None:
-        with unobserved():
-            states.append(torch.get_rng_state().numpy().tobytes())
-    return tuple(states)
 
 
 def sharded_twice(*, dataset_size: int, ways: int, batches: int, batch_size: int) -> Verdict | None:

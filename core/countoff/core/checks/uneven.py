@@ -59,8 +59,8 @@ UNEVEN_BATCHES = VerdictKind(
         ),
         WHO_EVALUATES: Cause(
             "Not all ranks evaluate there. A collective of the evaluation would meet one of the training.",
-            "let all ranks evaluate after the same batch; if only some ranks are to evaluate, say which: "
-            "eval_ranks=[0], on every rank.",
+            "let all ranks evaluate after the same batch; if only some ranks are to evaluate: "
+            "uneven_eval='off', on every rank.",
             restart="unknown",
         ),
         REPEAT: Cause(),
@@ -76,7 +76,7 @@ class UnevenCheck(Check):
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._policy = "allow" if settings.eval_ranks is not None else settings.uneven_eval
+        self._policy = settings.uneven_eval
         self._others: Others | None = None
         self._apart: Counter[str] = Counter()
 
@@ -98,7 +98,7 @@ class UnevenCheck(Check):
             found = uneven_apart(name, {rank: parse_count(each["batches"]) for rank, each in records.items()})
             yield found and replace(found, harmful=self._policy == "raise")
 
-        self._others.report(f"apart/{name}/{self._apart[name]}", {"batches": batches}, judge, owed=False)
+        self._others.report(f"apart/{name}/{self._apart[name]}", lambda: {"batches": batches}, judge, owed=False)
 
 
 def judge_batches(divergence: Divergence, rank: int) -> Verdict:

@@ -118,7 +118,7 @@ class PendingFingerprint:
         try:
             with unobserved():
                 arrived = self._digest.take_in()
-        except Exception:  # of the program's own kernels: torch raises it again where the program uses the device
+        except RuntimeError:  # of the program's own kernels: torch raises it again where the program uses the device
             return None
         return self._digest.fingerprint() if arrived else self
 

@@ -1,8 +1,7 @@
 """Shutdown: the verdict is printed once, written where torchrun looks for it, and the process ends with it.
 
-A main thread that runs Python code raises. One that is blocked inside a collective cannot, so after `grace_seconds` the
-watchdog interrupts the collective (`gloo`, `nccl`). Where that does not help, it flushes the output streams
-and calls `os._exit`.
+A main thread that runs Python code raises. One that is blocked inside a collective cannot, so after 3 s the watchdog
+interrupts the collective (`gloo`, `nccl`). Where that does not help, it flushes the streams and calls `os._exit`.
 """
 
 from __future__ import annotations
@@ -21,11 +20,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TextIO
 
-from countoff.core.alerts.telling import Claim, wait_for_all
+from countoff.core.alerts.telling import wait_for_all
 from countoff.core.checks.lost import EXITED, LEFT, loss_of, lost_rank, victim
 from countoff.core.checks.uneven import EVALUATION
 from countoff.core.ending import sigterm, verdict_file
-from countoff.core.ending.exit_codes import EXIT_CODE, VERDICT, choose_codes
 from countoff.core.levels import effect
 from countoff.core.liveness.stacks import is_users_file
 from countoff.core.state import State
@@ -35,6 +33,8 @@ from countoff.core.words import clip, plain
 _log = logging.getLogger("countoff")
 _VICTIMS = ("connection closed", "connection reset", "broken pipe", "timed out", "gloo", "nccl", "socket", "aborted")
 """Words of an exception that a rank gets because it lost a peer."""
+EXIT_CODE = 87
+"""Of a process whose main thread cannot be reached; unlike any signal's or Python's own, to be told apart in a log."""
 PRINT_SECONDS = 4.0
 """After so long a verdict is printed without its table. Gathering the table takes less than that at worst."""
 ENDING_SECONDS = 60.0
@@ -77,11 +77,15 @@ def print_warning(state: State, warning: Verdict) -> None:
     if not (of_evaluation and process in told_of_evaluations):
         print_to_stderr(warning, state.rank)
         if state.leads:
-            state.telling.warn(warning)
+            state.telling.warn(warning, _line_of(state))
     if of_evaluation:
         told_of_evaluations.add(process)
     if state.observer is not None:
         state.observer.warned(warning)
+
+
+def _line_of(state: State) -> Callable[[str], None]:
+    return lambda sentence: print_line(state.rank, sentence)
 
 
 def print_line(rank: int, sentence: str) -> None:
@@ -149,14 +153,14 @@ def write_verdict_file(verdict: Verdict, state: State) -> None:
         print_line(state.rank, f"the verdict is not in {path!r}: {plain(problem)}")
 
 
-def exit_now(code: int = EXIT_CODE) -> None:
-    """Ends the process without waiting for its main thread, once the places are told."""
+def exit_now() -> None:
+    """Ends the process without waiting for its main thread, once the sinks are told."""
     wait_for_all()
     # On a thread of its own: the main thread may be blocked while it holds a lock of logging or of a stream.
     flushing = threading.Thread(target=_flush, daemon=True)
     flushing.start()
     flushing.join(1.0)
-    os._exit(code)
+    os._exit(EXIT_CODE)
 
 
 def _flush() -> None:
@@ -166,20 +170,22 @@ def _flush() -> None:
             stream.flush()
 
 
-def print_verdict(state: State, verdict: Verdict, reporter: int | None = None, claim: Claim | None = None) -> None:
+def print_verdict(
+    state: State, verdict: Verdict, reporter: int | None = None, claim: Callable[[], bool] | None = None
+) -> None:
     """Prints the verdict on this rank and writes it for the launcher; a second call does nothing.
 
     One rank per host prints it whole, and writes it for a scheduler; the others print one line, if they know that it
     has. In warn mode the first rank alone prints it, and nothing is written for the launcher or for a scheduler. The
     loss of a rank is not printed where another guard of this process has just printed a verdict: the ranks are ending
-    with that one. Then the places are told, where there are any.
+    with that one. Then the sinks are told, where there are any.
 
     Args:
         state: This rank's state.
         verdict: The verdict.
         reporter: The rank of this host that has printed it whole, where it is known to have done so; None where this
             rank is to print it whole.
-        claim: Which rank tells the runs of trackers and the user's addresses; None: the first one that is left.
+        claim: Takes the user's sinks for this rank, if no other one has; None: the first rank that is left tells.
     """
     settings = state.settings
     ends = settings.on_divergence == "raise"
@@ -203,10 +209,11 @@ def print_verdict(state: State, verdict: Verdict, reporter: int | None = None, c
         print_to_stderr(verdict, state.rank, reporter)
         if reporter is None:
             write_verdict_file(verdict, state)  # after the message: a file system may be slow
-        state.telling.tell(whole, for_host=reporter is None, claim=claim or (lambda _: is_first_left(state, whole)))
+        claim = claim or (lambda: is_first_left(state, whole))
+        state.telling.tell(whole, for_host=reporter is None, claim=claim, say=_line_of(state))
     elif state.leads:
         print_to_stderr(verdict, state.rank)
-        state.telling.warn(whole)
+        state.telling.warn(whole, _line_of(state))
     if verdict.spread_seconds is not None:
         _log.info("known on every rank %.1f ms after it could be proved", verdict.spread_seconds * 1000)
 
@@ -241,7 +248,6 @@ def raise_verdict(state: State) -> None:
     wait_until_printed(state)
     sigterm.wait_if_received()  # the process ends by the signal, not by the exception
     if state.end is not None:
-        choose_codes(state.settings)
         raise error_for(state.end)
 
 
@@ -313,10 +319,8 @@ def _report_lost_peer(
     if state.end is not None or state.proposed is not None:
         wait_until_printed(state)
     if state.end is not None and not isinstance(error, DivergenceError):
-        choose_codes(state.settings)
         notes = [*getattr(error, "__notes__", ()), f"countoff {state.end.headline}"]
         vars(error)["__notes__"] = notes  # as `add_note` of Python 3.11 does: printed below the traceback
-        vars(error)[VERDICT] = state.end
 
 
 def _lost_by(state: State, words: str, gone: Callable[[], Verdict | None]) -> Verdict | None:
@@ -357,7 +361,7 @@ def in_words(error: BaseException) -> str:
 def wait_until_printed(state: State) -> None:
     """Waits for the verdict and its table, but prints what is known without it if the store takes too long.
 
-    Then it waits until the places are told of it, where there are any.
+    Then it waits until the sinks are told of it, where there are any.
     """
     verdict = None if state.printed.wait(PRINT_SECONDS) else state.end or state.proposed
     if verdict is not None:

@@ -59,6 +59,8 @@ def print_with_table(channel: Channel, state: State, heartbeats: Heartbeats) -> 
     gone = verdict.ranks if verdict.gone else ()
     first = state.ranks[0]
     if state.leads:
+        if state.telling.is_wanted:
+            _is_teller(channel, state, verdict)  # before the table, for which others wait: trackers have their run here
         known = state.present or state.ranks
         # A plan that is still in the store came after the roll call: from a late rank, but from one that counts.
         present = [rank for rank in state.ranks if rank in known or channel.has_reports("plan", [rank])]
@@ -75,14 +77,7 @@ def print_with_table(channel: Channel, state: State, heartbeats: Heartbeats) -> 
     heartbeats.find_neighbours(channel.whole)
     reporter = heartbeats.reporter(whole)
     prints_whole = reporter == state.rank or not _has_told(channel, reporter)
-
-    def claim(what: str) -> bool:
-        try:
-            return channel.claim(f"teller/{what}", {"rank": state.rank})["rank"] == state.rank
-        except (RuntimeError, OSError):  # the store has ended, with rank 0
-            return shutdown.is_first_left(state, whole)
-
-    shutdown.print_verdict(state, whole, None if prints_whole else reporter, claim)
+    shutdown.print_verdict(state, whole, None if prints_whole else reporter, lambda: _is_teller(channel, state, whole))
     channel.report("told", state.rank, {"told": True})
     if state.leads:  # it may host the store: it leaves after the others have printed
         told = [rank for rank in state.ranks if rank not in (first, *gone)]
@@ -98,6 +93,14 @@ def post_row(channel: Channel, state: State) -> None:
         state: This rank's state.
     """
     channel.report("row", state.rank, {**state.final_row(), "host": hosts.own_name()})
+
+
+def _is_teller(channel: Channel, state: State, verdict: Verdict) -> bool:
+    """Whether this rank tells the user's own sinks: the first one that says so in the store."""
+    try:
+        return channel.claim("teller", {"rank": state.rank})["rank"] == state.rank
+    except (RuntimeError, OSError):  # the store has ended, with rank 0
+        return shutdown.is_first_left(state, verdict)
 
 
 def _has_told(channel: Channel, rank: int) -> bool:

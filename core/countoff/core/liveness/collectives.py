@@ -7,98 +7,28 @@ Torch's flight recorders keep the last collectives of each rank: ``TORCH_FR_BUFF
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import itertools
 import json
-import pickle
-import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch.distributed as dist
 from torch._C import _distributed_c10d as dumping
 
-from countoff.core.checks.collectives import Issued, Recorded
-from countoff.core.liveness.stacks import is_users_file
-
 _OF_NCCL = "_dump_nccl_trace_json"
 _RECORDERS = ("_dump_fr_trace_json", _OF_NCCL)
 """That of gloo, in newer versions of torch, and that of NCCL: the last one counts where a group has both."""
-_WITH_LINES = "_dump_fr_trace"
-"""The first of these, in a form that has lines of code too."""
 _OF_ONE_SIZE = ("all_reduce", "broadcast", "reduce", "_all_gather_base", "_reduce_scatter_base")
 """Collectives to which each rank brings a tensor of the same size, and hangs or fails where it does not."""
 
 
-class GroupCounts:
-    """Reads how many collectives this rank has issued in each of its process groups.
-
-    Any thread may call `find`, also while another one reads.
-
-    Args:
-        ranks: The ranks that are compared. A group with another one in it is left out.
-    """
-
-    def __init__(self, ranks: Sequence[int]) -> None:
-        self._ranks = ranks
-        self._known: dict[str, tuple[weakref.ref[Any], str, Issued]] = {}
-        self._compared: list[tuple[weakref.ref[Any], str, Issued]] = []
-        self._made = itertools.count(1)  # also where two threads take a number at once
-
-    def __call__(self) -> dict[str, Issued]:
-        """Returns what this rank has issued, by a key that is the same on all ranks of a group."""
-        self.find()
-        return self.read()()
-
-    def find(self) -> None:
-        """Looks which process groups there are by now."""
-        with contextlib.suppress(Exception):  # read through names that torch does not promise
-            self._known = {name: self._of(group, name) for group, name in process_groups().items()}
-            self._compared = [each for each in self._known.values() if each[1]]
-
-    def read(self) -> Callable[[], dict[str, Issued]]:
-        """Reads the same, of the process groups that `find` has found last; returns what tells it."""
-        read: list[tuple[str, Issued, int]] = []
-        with contextlib.suppress(Exception):  # read through a name that torch does not promise
-            for known, key, issued in self._compared:
-                if (group := known()) is not None:
-                    read.append((key, issued, group._get_sequence_number_for_group()))
-        return lambda: {key: issued._replace(number=number) for key, issued, number in read}
-
-    def recorded(self, group: str, begin: int) -> Recorded | None:
-        """Returns what torch has recorded of this rank's collectives in a process group of gloo, with lines of code.
-
-        It takes some ten milliseconds for 2,000 collectives, and asks no device. None where torch records none of
-        gloo (before 2.13 or so), where the recorder is off, or where it has dropped those that are asked for. NCCL's
-        is not read: to read it may wait for the device.
-
-        Args:
-            group: The group's key.
-            begin: How many collectives this rank had issued in it before the first of them.
-        """
-        with contextlib.suppress(Exception):  # read through names that torch does not promise
-            name = next(
-                name for name, (_, known, each) in self._known.items() if known == group and each.counts_messages
-            )
-            entries = [each for each in _dump_with_lines() if each["process_group"][0] == name and not each["is_p2p"]]
-            if any(each["op_id"] <= begin for each in entries):
-                later = [each for each in entries if each["op_id"] > begin]
-                return Recorded(int(later[0]["collective_seq_id"]), tuple(map(_described_with_line, later)))
-        return None
-
-    def _of(self, group: dist.ProcessGroup, name: str) -> tuple[weakref.ref[Any], str, Issued]:
-        known = self._known.get(name)
-        if known is not None and known[0]() is group:
-            return known
-        ranks = tuple(sorted(dist.get_process_group_ranks(group)))
-        described = getattr(group, "group_desc", "")
-        own_name = name if described in ("", "undefined") else described
-        where = "in the group of all ranks" if group is dist.group.WORLD else f"in process group {own_name}"
-        counts_messages = "nccl" not in dist.get_backend(group)
-        issued = Issued(0, ranks, where, counts_messages, made=next(self._made))
-        compared = len(ranks) > 1 and set(ranks) <= set(self._ranks)
-        key = hashlib.blake2b(f"{name} {ranks}".encode(), digest_size=4).hexdigest() if compared else ""
-        return weakref.ref(group), key, issued
+def numbers() -> dict[str, int]:
+    """Returns how many collectives this rank has issued in each process group, by the group's name."""
+    with contextlib.suppress(Exception):  # read through names that torch does not promise
+        return {
+            name: int(group._get_sequence_number_for_group())  # pyright: ignore[reportAttributeAccessIssue]
+            for group, name in process_groups().items()
+        }
+    return {}
 
 
 def issued() -> dict[str, tuple[int, str]]:
@@ -109,14 +39,10 @@ def issued() -> dict[str, tuple[int, str]]:
     Returns:
         The number and the words, by the group's name.
     """
-    found: dict[str, tuple[int, str]] = {}
     last: dict[str, str] = {}
-    with contextlib.suppress(Exception):  # all of it is evidence only, read through names that torch does not promise
+    with contextlib.suppress(Exception):  # it is evidence only, read through names that torch does not promise
         last = _last_recorded()
-    with contextlib.suppress(Exception):
-        for group, name in process_groups().items():
-            found[name] = int(group._get_sequence_number_for_group()), last.get(name, "")  # pyright: ignore[reportAttributeAccessIssue]
-    return found
+    return {name: (number, last.get(name, "")) for name, number in numbers().items()}
 
 
 def flight_record() -> bytes:
@@ -177,27 +103,6 @@ def _dump(recorder: str, *, collectives: bool) -> Mapping[str, Any]:
     """What a flight recorder holds, without stacks; empty where torch has no such recorder."""
     dump = getattr(dumping, recorder, None)
     return {} if dump is None else json.loads(dump(includeCollectives=collectives))
-
-
-def _dump_with_lines() -> Sequence[Mapping[str, Any]]:
-    """The collectives that the recorder of gloo holds, with the lines of code where they were issued, oldest first.
-
-    Raises:
-        AttributeError: If torch has no such recorder.
-    """
-    return pickle.loads(getattr(dumping, _WITH_LINES)())["entries"]  # torch's own bytes, of this process
-
-
-def _described_with_line(entry: Mapping[str, Any]) -> str:
-    """A collective in words, with the user's line of code that issued it, where that is known.
-
-    >>> frames = [{"filename": "/usr/torch/c10d.py", "line": 7}, {"filename": "/home/me/train.py", "line": 88}]
-    >>> _described_with_line({"profiling_name": "gloo:barrier", "input_sizes": [], "frames": frames})
-    'barrier at train.py:88'
-    """
-    own = next((frame for frame in entry.get("frames", ()) if is_users_file(frame["filename"])), None)
-    line = "" if own is None else f" at {own['filename'].rpartition('/')[2]}:{own['line']}"
-    return f"{_describe(entry)}{line}"
 
 
 def _describe(entry: Mapping[str, Any]) -> str:

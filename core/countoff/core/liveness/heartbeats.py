@@ -8,21 +8,56 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from countoff.core.checks.lost import lost_rank
 from countoff.core.liveness import hosts
 from countoff.core.liveness.processes import Process, host_id
 from countoff.core.protocol.records import Records, parse_count, parse_rank
+from countoff.core.settings import Settings
 from countoff.core.state import State
-from countoff.core.store.keys import heartbeat_key
 from countoff.core.verdict import Verdict
 
 if TYPE_CHECKING:
     from countoff.core.store.channel import Channel
 
-_BEATING_RANKS = 20_000
-"""With more ranks, heartbeats come less often: 2 requests for each host of 8, of 10 µs of the store's host."""
+_RANKS_PER_SECOND = 2000
+"""With more, heartbeats come less often: those of so many keep the store's host busy for 0.07 s of each second."""
+_MISSED = 6
+"""A rank that is called lost has missed about so many."""
+
+
+def seconds_between(ranks: int, settings: Settings) -> float:
+    """Returns the seconds between two heartbeats of a rank.
+
+    Args:
+        ranks: How many ranks meet.
+        settings: The rank's settings.
+
+    Example:
+        >>> [seconds_between(ranks, Settings()) for ranks in (2, 2000, 10_000, 100_000)]
+        [1.0, 1.0, 5.0, 30.0]
+    """
+    return max(1.0, min(_patience(settings) / _MISSED, ranks / _RANKS_PER_SECOND))
+
+
+def _patience(settings: Settings) -> float:
+    # A rank that holds the interpreter in a single long call sends no heartbeat: it is slow, and not lost.
+    return max(settings.lost_seconds, settings.stall_seconds)
+
+
+class _Heard(NamedTuple):
+    """The last heartbeat of another rank.
+
+    Attributes:
+        number: Its number.
+        since: Since when there was no other one, by `time.monotonic()`.
+        every: The seconds after which that rank sends the next one.
+    """
+
+    number: int
+    since: float
+    every: float
 
 
 class Heartbeats:
@@ -33,6 +68,7 @@ class Heartbeats:
     Args:
         rank: This rank.
         ranks: The ranks that meet, ascending; the first one may host the store.
+        seconds: Seconds between two heartbeats.
 
     Attributes:
         host: The id of this host.
@@ -43,32 +79,27 @@ class Heartbeats:
             host. They are known without the store.
     """
 
-    def __init__(self, rank: int, ranks: Sequence[int]) -> None:
+    def __init__(self, rank: int, ranks: Sequence[int], seconds: float = 1.0) -> None:
         self._rank = rank
         self._ranks = ranks
         self._first = ranks[0]
         self.host = host_id()
-        self.seconds = max(1.0, len(ranks) / _BEATING_RANKS)
+        self.seconds = seconds
         self.sent = 0
         self._took = 0.0
-        self._last: dict[int, tuple[int, float]] = {}  # each rank's heartbeat, and since when it is the same
-        self._still: dict[int, float] = {}  # ranks that send none any more, as their host says, and since when
-        self._all_beat = False
+        self._last: dict[int, _Heard] = {}  # by rank
         self._looked_at = 0.0
         self._read_by_all = self._pruned = 0  # entries of the log
         self._introduced = False
-        self._places = 0  # of this host's ranks, of which this one knows who is there
         self.all_introduced = False
         self.neighbours: dict[int, Process] = {}
         self.hosts: dict[int, str] = {}
 
     def introduce(self, channel: Channel) -> None:
-        """Tells the others where this rank is; to be called for each connection of the speaker."""
-        if self._introduced:
-            hosts.introduce_again(channel, self._rank, self.host)
-            return
-        self._introduced = True
-        hosts.introduce(channel, self._rank, self.host, first=self._rank == self._first)
+        """Tells the others where this rank is; a second call does nothing."""
+        if not self._introduced:
+            self._introduced = True
+            hosts.introduce(channel, self._rank, self.host)
 
     def write(self, channel: Channel, read: int) -> None:
         """Writes one heartbeat.
@@ -81,7 +112,7 @@ class Heartbeats:
         if self._rank == self._first:
             self.send_time(channel, read)
         else:
-            channel.beat(self._rank, {"heartbeat": self.sent, "read": read})
+            channel.set(heartbeat_key(self._rank), self._record(read))
 
     def send(self, channel: Channel, read: int) -> None:
         """Writes one heartbeat and looks at those of others.
@@ -93,7 +124,7 @@ class Heartbeats:
         self.write(channel, read)
         self.find_neighbours(channel)
         records = self._look(channel)
-        if self._all_beat:
+        if self._rank == self._first and len(records) == len(self._ranks) - 1:
             self.find_neighbours(channel, complete=True)  # a rank sends no heartbeat before it has introduced itself
             self.all_have_read(min([read, *(parse_count(record["read"]) for record in records.values())]))
 
@@ -122,20 +153,19 @@ class Heartbeats:
         if self.all_introduced:
             return
         places = min(channel.add(f"host/{self.host}", 0), len(self._ranks))
-        keys = [f"host/{self.host}/{place}" for place in range(self._places + 1, places + 1)]
+        keys = [f"host/{self.host}/{place}" for place in range(len(self.neighbours) + 1, places + 1)]
         written = keys if not keys or channel.has(*keys) else list(itertools.takewhile(channel.has, keys))
-        self._places += len(written)
         for record in channel.get_many(written):
             process = Process.from_json(record)
             self.neighbours.setdefault(parse_rank(process.rank, self._ranks), process)
-        self.hosts = self._names_of_hosts(channel, complete=complete)
+        self.hosts = self._names_of_hosts(channel)
         self.all_introduced = complete
 
-    def _names_of_hosts(self, channel: Channel, *, complete: bool) -> dict[int, str]:
-        first = hosts.first_introduction(channel, surely=complete)
+    def _names_of_hosts(self, channel: Channel) -> dict[int, str]:
+        first = channel.find(f"rank/{self._first}")
         if first is None or (first["host"] == self.host and not hosts.several(channel)):
             return {}
-        named = hosts.names_from({self._first: first, self._rank: hosts.introduction(channel, self._rank, self.host)})
+        named = hosts.names_from({self._first: first, self._rank: hosts.introduction(channel, self.host)})
         return {**named, **dict.fromkeys(self.neighbours, named[self._rank])}
 
     def reporter(self, verdict: Verdict) -> int:
@@ -157,58 +187,48 @@ class Heartbeats:
             state: The guard's state.
             vouched: Whether a rank is known to be there, heartbeat or not. It gets the channel of the whole process.
         """
-        # A rank that holds the interpreter in a single long call sends no heartbeat: it is slow, and not lost.
-        silence = max(state.settings.lost_seconds, state.settings.stall_seconds, 3 * self.seconds)
         now = time.monotonic()
-        silent = {rank: heartbeat for rank, (heartbeat, since) in self._last.items() if now - since > silence}
-        silent |= {rank: -1 for rank, since in self._still.items() if now - since > silence}
-        for rank, heartbeat in silent.items():
-            if rank in self.neighbours or not takes_part(channel, rank) or vouched(channel.whole, rank):
+        for rank, heard in self._last.items():
+            silence = max(_patience(state.settings), 3 * heard.every)
+            if now - heard.since <= silence or rank in self.neighbours:
+                continue
+            if not takes_part(channel, rank) or vouched(channel.whole, rank):
                 continue
             # A rank that had ended all its fits sends a heartbeat before it begins the next one.
-            if channel.whole.is_still(rank, heartbeat) and not self._is_on_this_host(channel.whole, rank):
+            if channel.whole.get(heartbeat_key(rank))["heartbeat"] == heard.number:
                 state.propose(lost_rank(rank, f"has not been heard for {silence:.0f} s"))
-
-    def _is_on_this_host(self, channel: Channel, rank: int) -> bool:
-        """Whether a rank that is no known neighbour is one: of two ranks of a host, one may have a voice.
-
-        It is a neighbour from then on.
-        """
-        record = channel.reports("rank", [rank]).get(rank)
-        if record is None or record["host"] != self.host:
-            return False
-        self.neighbours[rank] = Process.from_json(record)
-        return True
 
     def send_time(self, channel: Channel, read: int) -> None:
         """Writes the first rank's heartbeat, with its time and how long the one before took to write; see `clocks`."""
         key = heartbeat_key(self._rank)
         began, now = time.perf_counter(), time.time()
-        channel.set(key, {"heartbeat": self.sent, "read": read, "time": now, "took": self._took})
+        channel.set(key, {**self._record(read), "time": now, "took": self._took})
         channel.has(key)  # the store answers in order: the heartbeat is there before this returns
         self._took = time.perf_counter() - began
 
     def _look(self, channel: Channel) -> Records:
-        if self._rank == self._first:
-            others = self._ranks[1:]
-            records = channel.beats(others, known=self._all_beat)
-            self._all_beat = sum(parse_count(record.get("of", 1)) for record in records.values()) >= len(others)
-            # As the ranks of a host come, and as they lose their voice, its record comes to stand under another rank.
-            self._last = {rank: each for rank, each in self._last.items() if rank in records}
-        else:
-            first = channel.first_beat(self._first, 0.9 * self.seconds, known=bool(self._last))
-            records = {} if first is None else {self._first: first[0]}
+        others = self._ranks[1:] if self._rank == self._first else [self._first]
+        # No rank removes its heartbeat: once all have sent one, there is nothing to check for first.
+        known = len(self._last) == len(others) or channel.has(*map(heartbeat_key, others))
+        heard = others if known else [rank for rank in others if channel.has(heartbeat_key(rank))]
         now = time.monotonic()
         if now - self._looked_at > 3 * self.seconds:  # this rank was paused, or its store was: no other was silent
-            self._last = {rank: (heartbeat, now) for rank, (heartbeat, _) in self._last.items()}
-            self._still = dict.fromkeys(self._still, now)
+            self._last = {rank: heard._replace(since=now) for rank, heard in self._last.items()}
         self._looked_at = now
+        records = dict(zip(heard, channel.get_many([*map(heartbeat_key, heard)]), strict=True))
         for rank, record in records.items():
-            if record["heartbeat"] != self._last.get(rank, (-1, now))[0]:
-                self._last[rank] = (record["heartbeat"], now)
-        still = {parse_rank(rank, self._ranks) for record in records.values() for rank in record.get("still", ())}
-        self._still = {rank: self._still.get(rank, now) for rank in still}
+            if rank not in self._last or record["heartbeat"] != self._last[rank].number:
+                self._last[rank] = _Heard(record["heartbeat"], now, float(record.get("every", 1.0)))
         return records
+
+    def _record(self, read: int) -> dict[str, Any]:
+        # By its own settings, the heartbeats of this rank may be slower than those of the rank that reads this.
+        return {"heartbeat": self.sent, "read": read, "every": self.seconds}
+
+
+def heartbeat_key(rank: int) -> str:
+    """Returns the key of a rank's heartbeats; those of the first rank also tell its time."""
+    return f"heartbeat/{rank}"
 
 
 def begin_fit(channel: Channel, rank: int) -> None:
@@ -231,7 +251,7 @@ def announce_signal(channel: Channel, rank: int) -> None:
 
     For those that get one too. To any other rank it is lost.
     """
-    channel.report("signal", rank, {"signal": True}, at_once=True)
+    channel.report("signal", rank, {"signal": True})
 
 
 def has_signal(channel: Channel, rank: int) -> bool:

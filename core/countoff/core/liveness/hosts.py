@@ -20,50 +20,27 @@ if TYPE_CHECKING:
 _NAME_BYTES = 66
 """A name has 64 characters at most on Linux, and two quotes as JSON."""
 _MOST_NAMED = 16
-_FIRST = "first"
-"""Where the first rank introduces itself once more, so that all ranks of a host can have it from one look."""
 
 
-def introduce(channel: Channel, rank: int, host: str, *, first: bool) -> None:
+def introduce(channel: Channel, rank: int, host: str) -> None:
     """Tells the others on which host this rank is, and the ranks of that host which process it is.
 
     Args:
         channel: The channel of the whole process.
         rank: This rank.
         host: The id of this host; see `host_id`.
-        first: Whether it is the first of the ranks that meet. All others look for its host.
     """
     place = channel.add(f"host/{host}", 1)
     if place == 1:
         channel.add("hosts", 1)
-    record = introduction(channel, rank, host)
-    channel.report("rank", rank, record)
-    if first:
-        channel.set(_FIRST, record)
+    channel.report("rank", rank, introduction(channel, host))
     # Last: a rank that is known to be there has a record in the directory.
     channel.set(f"host/{host}/{place}", Process.own(rank).to_json())
 
 
-def introduce_again(channel: Channel, rank: int, host: str) -> None:
-    """Tells the others about this rank where they look for it now: it may have lost its voice, or have another one."""
-    channel.report("rank", rank, introduction(channel, rank, host))
-
-
-def introduction(channel: Channel, rank: int, host: str) -> dict[str, Any]:
-    """What a rank tells the others about itself; see `introduce`."""
-    place = {"host": host, "name": own_name(), "address": channel.own_address()}
-    return {**place, **Process.own(rank).to_json()}
-
-
-def first_introduction(channel: Channel, *, surely: bool) -> dict[str, Any] | None:
-    """What the first rank has told about its host; None if it has not yet.
-
-    Args:
-        channel: The channel of the whole process.
-        surely: Whether it is known to have told that: a voice may not look for it at once.
-    """
-    found = channel.find(_FIRST)
-    return channel.get(_FIRST) if found is None and surely and channel.has(_FIRST) else found
+def introduction(channel: Channel, host: str) -> dict[str, Any]:
+    """What a rank tells the others about its host; see `introduce`."""
+    return {"host": host, "name": own_name(), "address": channel.own_address()}
 
 
 def own_name() -> str:
@@ -101,17 +78,13 @@ def names_from(records: Mapping[int, Mapping[str, Any]]) -> dict[int, str]:
 
 
 def ranks_on(channel: Channel, rank: int, ranks: Sequence[int]) -> list[int]:
-    """The ranks on a rank's host, ascending; that rank alone where the others are not known.
+    """The ranks on a rank's host, ascending.
 
     Args:
         channel: The channel of the whole process.
         rank: A rank that has introduced itself.
         ranks: The ranks that meet.
     """
-    if (together := channel.ranks_with(rank)) is not None:
-        return [parse_rank(each, ranks) for each in together]
-    if not channel.has(f"rank/{rank}"):  # it has just lost its voice, and has not told this again
-        return [rank]
     host = str(channel.get(f"rank/{rank}")["host"])
     places = min(channel.add(f"host/{host}", 0), len(ranks))
     keys = [f"host/{host}/{place}" for place in range(1, places + 1)]

@@ -31,6 +31,12 @@ _CALLS = tuple(
     f"/torch/distributed/{name}.py" for name in ("distributed_c10d", "_functional_collectives", "utils", "rendezvous")
 )
 """The files of torch.distributed whose functions wait for other ranks themselves, and do little else."""
+_PASSES = {
+    "/torch/autograd/graph.py": "the backward pass",
+    "/torch/autograd/__init__.py": "the backward pass",
+    "/torch/nn/parallel/distributed.py": "DistributedDataParallel",
+}
+"""The files in whose functions a pass of the model waits for other ranks, inside of C code."""
 _AROUND_CALLS = ("/torch/distributed/c10d_logger.py", "/torch/_ops.py")
 _EVEN_PASS = "/countoff/core/threads/even_pass.py"
 _EVEN_FETCHES = ("_fetch", "_begin_again")
@@ -66,7 +72,8 @@ class Place:
         token: Equal for two samples of a thread that has not moved to another line. A loop of one line, in which each
             call ends on that line again, looks as if it stood still.
         call: The function of torch.distributed that the thread is in, as its caller writes it:
-            ``torch.distributed.barrier``. Empty where it is in none that waits for other ranks itself.
+            ``torch.distributed.barrier``; or the pass of the model. Empty where it is in none that waits for other
+            ranks itself.
     """
 
     state: str
@@ -111,17 +118,19 @@ def _state_of(frames: list[_Frame]) -> str:
 
 
 def _call_of(frames: list[_Frame]) -> str:
-    """The function of torch.distributed in which a stack ends, as its caller writes it; empty if it ends elsewhere.
+    """What waits for other ranks where a stack ends, as its caller writes it; empty if it ends elsewhere.
 
     >>> c10d = "/lib/site-packages/torch/distributed/distributed_c10d.py"
     >>> inner, outer = _Frame(c10d, "512", "_store_based_barrier"), _Frame(c10d, "5200", "new_group")
     >>> own = _Frame("/home/me/train.py", "7", "main")
     >>> _call_of([inner, outer, own]), _call_of([own])
     ('torch.distributed.new_group', '')
+    >>> _call_of([_Frame("/lib/site-packages/torch/autograd/graph.py", "824", "_engine_run_backward"), own])
+    'the backward pass'
     """
     frames = [frame for frame in frames if not frame.file.endswith(_AROUND_CALLS)]
     if not frames or not frames[0].file.endswith(_CALLS):
-        return ""
+        return next((name for file, name in _PASSES.items() if frames and frames[0].file.endswith(file)), "")
     *_, outermost = itertools.takewhile(lambda frame: frame.file == frames[0].file, frames)
     module = frames[0].file.rpartition("/torch/")[2].removesuffix(".py").replace("/", ".")
     return f"torch.{module.removesuffix('.distributed_c10d')}.{outermost.function}"

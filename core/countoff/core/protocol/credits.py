@@ -72,7 +72,7 @@ class Credits:
             for it.
         size: Batches of a block from the third one on, as far as this rank decides on it, if that is more than half of
             the look-ahead.
-        speakers: How many add to a counter, and listen for its grant, at the store's host.
+        ranks: How many ranks add to a counter, and listen for its grant.
 
     Attributes:
         opened: Index of the mark that opened the span.
@@ -96,7 +96,7 @@ class Credits:
         *,
         ahead: bool = True,
         size: int = 0,
-        speakers: int = 1,
+        ranks: int = 1,
     ) -> None:
         self.opened = opened
         self.policy = policy
@@ -111,7 +111,7 @@ class Credits:
         self._empty: int | None = None  # a rank that has no batch to repeat
         self._first_block = max(1, lookahead // 2)
         self.size = max(self._first_block, size)
-        self.host_seconds = speakers * _HOST_SECONDS
+        self.host_seconds = ranks * _HOST_SECONDS
         self._borders = [1, 2]  # the block at index 0 is the first one that is not granted
         self._block = 0  # its number
         self._credited = 0  # blocks for which this rank has given credit

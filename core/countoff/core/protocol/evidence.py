@@ -26,11 +26,8 @@ class Evidence:
             named; otherwise they are those of all optimizers of the process.
         steps_by_batch: Whether it is known after which batch each optimizer step was applied: batches and steps are on
             one thread.
-        found_by: How countoff has found the loop by itself, in a sentence or two; empty where a framework's trainer or
-            the user's code says what trains. What is counted in a loop that was found ends nothing, and what the
-            program does outside of its epochs is no stall.
-        found_at: Of a loop that countoff has found by itself: the optimizer steps before its fit, by which its guard is
-            numbered. Ranks that have found different loops have different numbers.
+        counts_all: Whether the passes of the fit are counted that do not train, too. Where they are not, what the
+            program does outside of its train epochs is no stall.
         elsewhere: Batches that this rank has taken from loaders which are not counted, as far as they are seen. They
             show that it makes progress.
     """
@@ -39,8 +36,7 @@ class Evidence:
     current: Callable[[], int] = threading.get_ident
     optimizers_told: bool = False
     steps_by_batch: bool = True
-    found_by: str = ""
-    found_at: int = 0
+    counts_all: bool = True
     elsewhere: int = 0
     _taker: int | None = None
     _takers: set[int] = field(default_factory=set[int])

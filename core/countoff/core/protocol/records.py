@@ -64,6 +64,7 @@ class FitPlan:
             framework's trainer does. A loop that is watched from outside may leave it anywhere: lengths that differ
             then prove nothing before a rank gets there.
         why_equal_lengths: Why ranks must not differ in `batches_per_epoch`, as one sentence, where that is known.
+        dataset_rows: Rows of the train dataset, where a sampler deals it out to all ranks. A difference is a warning.
     """
 
     batches_per_epoch: int | None = None
@@ -81,6 +82,7 @@ class FitPlan:
     batches_between_evaluations: int | None = None
     runs_to_end: bool = True
     why_equal_lengths: str | None = None
+    dataset_rows: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The plan as JSON types."""

@@ -36,7 +36,7 @@ class Agreement:
         state = self._state
         if state.proposed is not None or state.end is not None or not self._agrees():
             return
-        if channel.count(self._key, 1) == state.world_size:
+        if channel.add(self._key, 1) == state.world_size:
             channel.delete(self._key)
             self.reached = True
 

@@ -27,7 +27,6 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from countoff.core.protocol.records import RECORD_BYTES, Records, record_text
 from countoff.core.store.keepalive import keep_alive
-from countoff.core.store.keys import heartbeat_key
 from countoff.core.store.shared_sockets import copy_of
 
 _FOREVER = timedelta(days=7)
@@ -43,38 +42,30 @@ class ChannelError(RuntimeError):
     """The store holds something that this version of countoff did not write."""
 
 
-def encode(record: Mapping[str, Any], most: int = RECORD_BYTES) -> str:
+def encode(record: Mapping[str, Any]) -> str:
     """A record as the store's value.
 
-    Args:
-        record: The record.
-        most: Bytes that it may have.
-
     Raises:
-        ChannelError: If it is longer.
+        ChannelError: If it is too long.
     """
     text = record_text(record)
-    if len(text) > most:
-        raise ChannelError(f"a record must be at most {most} bytes, got {len(text)}: {text[:80]}…")
+    if len(text) > RECORD_BYTES:
+        raise ChannelError(f"a record must be at most {RECORD_BYTES} bytes, got {len(text)}: {text[:80]}…")
     return text
 
 
-def decode(value: bytes | str, most: int = RECORD_BYTES) -> dict[str, Any]:
+def decode(value: bytes | str) -> dict[str, Any]:
     """A record from the store's value, as untrusted input.
 
-    Args:
-        value: The value.
-        most: Bytes that it may have.
-
     Raises:
-        ChannelError: If it is not a JSON object, or longer.
+        ChannelError: If it is not a JSON object, or too long.
     """
     try:
-        record = json.loads(value) if len(value) <= most else None
+        record = json.loads(value) if len(value) <= RECORD_BYTES else None
     except (ValueError, RecursionError):
         record = None
     if not isinstance(record, dict):
-        raise ChannelError(f"expected a JSON object of at most {most} bytes, got {value[:80]!r}")
+        raise ChannelError(f"expected a JSON object of at most {RECORD_BYTES} bytes, got {value[:80]!r}")
     return record
 
 
@@ -94,7 +85,7 @@ class Channel:
     def __init__(self, host: str, port: int, prefix: str, given_up: Callable[[], bool] = lambda: False) -> None:
         self._store: Any
         self._store, self.sockets = _connect(host, port, given_up)
-        self._host, self._port = host, port
+        self._port = port
         self._pid = os.getpid()
         self._prefix = prefix
         self._whole: Channel | None = None
@@ -111,9 +102,9 @@ class Channel:
         """The channel that this one is a part of, or itself."""
         return self._whole or self
 
-    def set(self, key: str, record: Mapping[str, Any], most: int = RECORD_BYTES) -> None:
-        """Writes a record of at most so many bytes, over an existing one too; the store does not acknowledge it."""
-        self._store.set(self._prefix + key, encode(record, most))
+    def set(self, key: str, record: Mapping[str, Any]) -> None:
+        """Writes a record, over an existing one too; the store does not acknowledge it."""
+        self._store.set(self._prefix + key, encode(record))
 
     def claim(self, key: str, record: Mapping[str, Any]) -> dict[str, Any]:
         """Writes a record if the key has none, and returns the key's record; racing writers get the same one."""
@@ -127,10 +118,9 @@ class Channel:
         """The record of a key that is known to exist (a missing one blocks)."""
         return decode(self._store.get(self._prefix + key))
 
-    def get_many(self, keys: Sequence[str], most: int = RECORD_BYTES) -> list[dict[str, Any]]:
-        """The records of keys that are known to exist, each of at most so many bytes, in one round trip."""
-        values = self._store.multi_get([self._prefix + key for key in keys]) if keys else []
-        return [decode(value, most) for value in values]
+    def get_many(self, keys: Sequence[str]) -> list[dict[str, Any]]:
+        """The records of keys that are known to exist, in one round trip."""
+        return [decode(value) for value in self._store.multi_get([self._prefix + key for key in keys])] if keys else []
 
     def wait(self, key: str) -> dict[str, Any]:
         """Blocks until the key exists or the socket is shut down, and returns its record."""
@@ -145,42 +135,14 @@ class Channel:
         """Removes a key."""
         self._store.delete_key(self._prefix + key)
 
-    def ranks_with(self, rank: int) -> list[int] | None:
-        """The ranks that have the voice of a rank, ascending; None if it speaks for itself."""
-        del rank
-        return None
-
-    # What follows from these operations, unless a host's ranks have one voice (`voiced`).
+    # What follows from these operations.
 
     def find(self, key: str) -> dict[str, Any] | None:
         """The record of a key that never changes once it is written; None if it is not there yet."""
         return self.get(key) if self.has(key) else None
 
-    def count(self, key: str, amount: int) -> int | None:
-        """Adds to a counter that is complete only once every rank has added to it.
-
-        Returns:
-            The sum; None where other ranks of this host have yet to add, so that it cannot be complete.
-        """
-        return self.add(key, amount)
-
-    def late_counts(self) -> dict[str, int]:
-        """Sums of counters to which `count` has added though it could not tell: the voice of this host was lost.
-
-        Returns:
-            Those that have become known since the last call, by key.
-        """
-        return {}
-
-    def report(self, name: str, rank: int, record: Mapping[str, Any], *, at_once: bool = False) -> None:
-        """Writes the record of one rank under a name that all ranks share, over an earlier one too.
-
-        Args:
-            name: The name.
-            rank: The rank.
-            record: Its record.
-            at_once: Whether the record must not wait for those of other ranks of this host.
-        """
+    def report(self, name: str, rank: int, record: Mapping[str, Any]) -> None:
+        """Writes the record of one rank under a name that all ranks share, over an earlier one too."""
         self.set(f"{name}/{rank}", record)
 
     def take_back(self, name: str, rank: int) -> None:
@@ -201,42 +163,6 @@ class Channel:
         for rank in ranks:
             self.delete(f"{name}/{rank}")
 
-    def beat(self, rank: int, record: Mapping[str, Any]) -> None:
-        """Writes a heartbeat of a rank that is not the first one."""
-        self.set(heartbeat_key(rank), record)
-
-    def first_beat(self, first: int, most_age: float, *, known: bool) -> tuple[dict[str, Any], float] | None:
-        """The last heartbeat of the first rank, and how old that answer is, in seconds; None if there is none.
-
-        Args:
-            first: The first rank.
-            most_age: An answer that another rank of this host has got may be so old, in seconds.
-            known: Whether it is known to have sent one. It never removes it.
-        """
-        del most_age
-        key = heartbeat_key(first)
-        return (self.get(key), 0.0) if known or self.has(key) else None
-
-    def beats(self, ranks: Sequence[int], *, known: bool) -> Records:
-        """The last heartbeats of these ranks, which are all ranks but the first one; for that one.
-
-        One record may be about several ranks. It then says about how many (``of``), stands under the smallest of them,
-        and has a list of those whose heartbeats grow no more (``still``).
-
-        Args:
-            ranks: The ranks.
-            known: Whether each is known to have sent one. None is removed.
-        """
-        there = ranks if known or self.has(*map(heartbeat_key, ranks)) else [*filter(self._has_beat, ranks)]
-        return dict(zip(there, self.get_many([*map(heartbeat_key, there)]), strict=True))
-
-    def is_still(self, rank: int, heartbeat: int) -> bool:
-        """Whether the heartbeat of a rank, which has sent one, is the same as before."""
-        return self.get(heartbeat_key(rank))["heartbeat"] == heartbeat
-
-    def _has_beat(self, rank: int) -> bool:
-        return self.has(heartbeat_key(rank))
-
     def own_address(self) -> str:
         """The address of this host as the store's host sees it; empty if it cannot be told."""
         return next((plain_address(end.getsockname()[0]) for end in self._ends()), "")
@@ -249,10 +175,6 @@ class Channel:
         """Lets a `wait` end with an error once the store's host has not answered for so long (`keepalive`)."""
         for end in self._ends():
             keep_alive(end, seconds)
-
-    def knock(self) -> Literal["open", "closed", "silent"]:
-        """What the store's address does with a new connection; see `knock`."""
-        return knock(self._host, self._port)
 
     def is_over(self) -> bool:
         """Whether the store has closed this connection. It makes no call: torch prints a C++ warning if that fails."""

@@ -22,6 +22,7 @@ from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[re
 
 from countoff.core.protocol.records import parse_count
 from countoff.core.store.channel import decode, encode
+from countoff.core.store.room import host_of, lack_of_room
 from countoff.core.waiting import first_pause
 
 _ASKED = "countoff/asked"
@@ -58,15 +59,14 @@ class Place:
         port: Its port.
         nonce: What no earlier run can have used. All keys begin with it.
         hosted: The store that this rank hosts for the others, to be kept alive; None where the job's own one is used.
-        voice_ranks: From how many ranks on each host has one voice; 0: it has none. It is rank 0's setting, because
-            all ranks must do the same.
+        refused: Why the ranks do not meet; empty if they do.
     """
 
     host: str
     port: int
     nonce: str
     hosted: TCPStore | None = field(default=None, compare=False)
-    voice_ranks: int = 0
+    refused: str = ""
 
     @property
     def prefix(self) -> str:
@@ -74,23 +74,29 @@ class Place:
         return f"countoff/{self.nonce}/"
 
 
-def choose_place(store: Store, voice_ranks: int = 0) -> Place:
+def choose_place(store: Store, ranks: int = 1) -> Place:
     """Returns a new place for rank 0 to publish: the job's own store, or one that it hosts where that is no TCPStore.
 
     Args:
         store: The job's default store.
-        voice_ranks: This rank's setting.
+        ranks: How many ranks may connect to it.
+
+    Returns:
+        The place; one that is refused where the store's host may not open the connections of so many ranks.
 
     Raises:
         RuntimeError: If the job's store lacks a method by which the ranks meet.
     """
     nonce, own = os.urandom(6).hex(), tcp_store(store)
+    if own is None:
+        _require_methods(store)
+    if why := lack_of_room(os.getpid() if own is None else host_of(own.port), ranks):
+        return Place("", 0, nonce, refused=why)
     if own is not None:
-        return Place(own.host, own.port, nonce, voice_ranks=voice_ranks)
-    _require_methods(store)
+        return Place(own.host, own.port, nonce)
     host = socket.gethostname()
     hosted = TCPStore(host, 0, is_master=True, wait_for_workers=False)
-    return Place(host, hosted.port, nonce, hosted, voice_ranks)
+    return Place(host, hosted.port, nonce, hosted)
 
 
 def publish(store: Any, number: int, place: Place) -> int:
@@ -105,7 +111,7 @@ def publish(store: Any, number: int, place: Place) -> int:
         How often ranks have asked, in this attempt and in earlier ones.
     """
     asked = store.add(_ASKED, 0)
-    record = {"nonce": place.nonce, "asked": asked, "hosted": place.hosted is not None, "voices": place.voice_ranks}
+    record = {"nonce": place.nonce, "asked": asked, "hosted": place.hosted is not None, "refused": place.refused}
     store.set(_key(number), encode({**record, "host": place.host, "port": place.port}))
     return asked
 
@@ -152,9 +158,8 @@ class Question:
         # A rank 0 of an older version does not count those who ask.
         if parse_count(record.get("asked", self._ticket)) < self._ticket:
             return None
-        voice_ranks = parse_count(record.get("voices", 0))
-        address = str(record["host"]), parse_count(record["port"], 1 << 16)
-        place = Place(*address, str(record["nonce"]), voice_ranks=voice_ranks)
+        refused = str(record.get("refused", ""))
+        place = Place(str(record["host"]), parse_count(record["port"], 1 << 16), str(record["nonce"]), refused=refused)
         # Each rank has an address of its own for the job's store, which may not be that of rank 0.
         own = None if record.get("hosted") else tcp_store(self._store)
         return place if own is None else replace(place, host=own.host, port=own.port)

@@ -1,8 +1,8 @@
-"""Finds a stall before the fit: ranks that wait for others, by samples of where each main thread is.
+"""Finds a stall outside a fit: ranks that wait for others, by samples of where each main thread is.
 
-Each rank has one daemon thread, from its process group on until a fit begins. It sleeps, and samples the main thread a
-few times in `stall_seconds`. Only if no fit has begun after half of that time, it connects to the job's store and tells
-where it is. Rank 0 reads what all have told while one of them waits.
+Each rank has one daemon thread, from its process group on until a fit begins, if one does. It sleeps, and samples the
+main thread a few times in `stall_seconds`. Only if no fit has begun after half of that time, it connects to the job's
+store and tells where it is. Rank 0 reads what all have told while one of them waits.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from typing import Any
 import torch.distributed as dist
 
 from countoff.core.at_exit import at_exit
-from countoff.core.checks.stalled import STALLED, judge_before_fit
+from countoff.core.checks.stalled import IN_NCCL, STALLED, judge_before_fit
 from countoff.core.ending.shutdown import print_to_stderr
-from countoff.core.liveness import stacks
-from countoff.core.liveness.collectives import GroupCounts
+from countoff.core.liveness import collectives, stacks
 from countoff.core.protocol.records import Records
 from countoff.core.settings import Settings
 from countoff.core.store.channel import Channel, knock
@@ -31,11 +30,13 @@ from countoff.core.threads.participation import STORE_ENDED
 from countoff.core.verdict import Verdict, remedy_for
 from countoff.core.words import clip
 
-__all__ = ["Gathered", "Standing", "watch"]
+__all__ = ["Gathered", "Standing", "place", "watch"]
 
 _log = logging.getLogger("countoff")
 _LOOKS = 8
 """Samples of the main thread in `stall_seconds`."""
+_NOWHERE: dict[str, Any] = {"call": "", "at": "", "seconds": 0.0, "looks": 0}
+"""What is known of a rank that tells nothing any more."""
 _watched: weakref.ref[Any] | None = None
 """The process group that is watched."""
 
@@ -57,6 +58,13 @@ def watch(settings: Settings) -> None:
         return
     _watched = weakref.ref(group)
     _Watch(_watched, server.host, server.port, settings.stall_seconds).start()
+
+
+def place() -> stacks.Place:
+    """Where the main thread is; where it waits for its device, that is in a collective of NCCL."""
+    found = stacks.main_thread()
+    waits = found.state == "code" and not found.call and collectives.unfinished()
+    return replace(found, call=IN_NCCL) if waits else found
 
 
 class Standing:
@@ -96,6 +104,7 @@ class Gathered:
     def __init__(self, seconds: float) -> None:
         self._patience = seconds
         self._before: Records = {}
+        self._heard: dict[int, tuple[int, float]] = {}  # by rank, its last number of looks, and when that was new
         self._reported_at = 0.0
 
     def judge(self, records: Records, now: float) -> Verdict | None:
@@ -108,19 +117,28 @@ class Gathered:
             records: What each rank has told, with its number of `looks`.
             now: The time in seconds, by any clock.
         """
-        before = self._before
-        if any(record["looks"] == before[rank]["looks"] for rank, record in records.items() if before):
+        before, silent = self._before, self._silent(records, now)
+        told = {rank: record for rank, record in records.items() if rank not in silent}
+        if before and any(record["looks"] == before[rank]["looks"] for rank, record in told.items()):
             return None  # a rank has told nothing since
-        self._before = records
+        self._before = records = {**told, **{rank: {**_NOWHERE, "silent": each} for rank, each in silent.items()}}
         if self._reported_at or not before:
             return None
-        moved = {rank for rank, record in records.items() if record["seconds"] <= before[rank]["seconds"]}
+        moved = {rank for rank, record in told.items() if record["seconds"] <= before[rank]["seconds"]}
         if any(before[rank]["call"] and before[rank]["seconds"] >= self._patience / 2 for rank in moved):
             return None  # it was let go
         verdict = judge_before_fit({**records, **{rank: before[rank] for rank in moved}}, self._patience)
         if verdict is not None:
             self._reported_at = now
         return verdict
+
+    def _silent(self, records: Records, now: float) -> dict[int, float]:
+        """The ranks that have told nothing for long, as those whose process is gone; with the seconds since then."""
+        for rank, record in records.items():
+            if self._heard.get(rank, (None, 0.0))[0] != record["looks"]:
+                self._heard[rank] = record["looks"], now
+        since = {rank: now - heard for rank, (_, heard) in self._heard.items()}
+        return {rank: seconds for rank, seconds in since.items() if seconds >= self._patience / 2}
 
     def nobody_waits(self, now: float) -> None:
         """Takes note that no rank waits any more."""
@@ -146,7 +164,6 @@ class _Watch:
         self._host, self._port = host, port
         self._seconds = seconds
         self._clock = 0.0
-        self._issued = GroupCounts(self._ranks)
         self._standing = Standing()
         self._gathered = Gathered(seconds)
         self._looks = self._waits = 0
@@ -180,7 +197,7 @@ class _Watch:
                 self._channel.release()
 
     def _look(self, now: float) -> None:
-        own = self._standing.look(stacks.main_thread(), self._issued(), now)
+        own = self._standing.look(place(), collectives.numbers(), now)
         self._looks += 1
         if now < self._seconds / 2:
             return

@@ -6,7 +6,6 @@ than the threads: a process may close all of its guards, and go on where it was 
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -26,6 +25,7 @@ class Link:
     Args:
         rank: This rank.
         ranks: The ranks that meet, ascending.
+        seconds: Seconds between two heartbeats.
 
     Attributes:
         rank: This rank.
@@ -37,14 +37,12 @@ class Link:
         busy_since: When the job under way began, by `time.monotonic()`; 0 between two jobs.
         last_turn_seconds: How long the last job took.
         store_address: Address and port at which the store was reached.
-        voiced: Whether the ranks of each host have one voice.
-        voice_lost: Set once this rank has lost the voice of its host: from then on it speaks for itself.
     """
 
-    def __init__(self, rank: int, ranks: Sequence[int]) -> None:
+    def __init__(self, rank: int, ranks: Sequence[int], seconds: float = 1.0) -> None:
         self.rank = rank
         self.ranks = ranks
-        self.heartbeats = Heartbeats(rank, ranks)
+        self.heartbeats = Heartbeats(rank, ranks, seconds)
         self.read = 0
         self.lock = threading.RLock()
         self._awaited: int | None = None
@@ -52,8 +50,6 @@ class Link:
         self.busy_since = 0.0
         self.last_turn_seconds = 0.0
         self.store_address: tuple[str, int] = ("", 0)
-        self.voiced = False
-        self.voice_lost = threading.Event()
         self._states: dict[int, State] = {}
         self._known = set[int]()  # the guards that have been begun here
         self.early: dict[int, list[Mapping[str, Any]]] = {}
@@ -112,16 +108,6 @@ class Link:
                 self._states[number].receive(entry)
             elif number not in self._known:  # of a guard that other ranks have begun before this one
                 self.early.setdefault(number, []).append(entry)
-
-    @property
-    def has_fallen(self) -> bool:
-        """Whether this rank had a voice, and has lost it."""
-        return self.voiced and self.voice_lost.is_set()
-
-    @property
-    def speakers(self) -> int:
-        """How many speak with the store, for themselves or for their hosts, if all hosts have as many ranks as this."""
-        return math.ceil(len(self.ranks) / max(1, len(self.heartbeats.neighbours))) if self.voiced else len(self.ranks)
 
     @property
     def prompt(self) -> bool:

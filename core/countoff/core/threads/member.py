@@ -32,7 +32,6 @@ _CLOSE_SECONDS = 3.0
 _GOODBYE_SECONDS = 0.2
 BETTER_CAUSE_SECONDS = 0.5
 _RECENT_SECONDS = 5.0
-_FOUND_SECONDS = 0.05
 _started: weakref.WeakSet[Member] = weakref.WeakSet()
 
 
@@ -91,15 +90,13 @@ class Member:
         """Waits for the answer to this rank's plan, hardly longer than `deadline_seconds`.
 
         Without an answer training goes on. What ranks count from then on is still compared, unless the store does not
-        answer either. In a loop that was found by watching, that all ranks begin is a guess. There it waits for 50 ms
-        at most.
+        answer either.
 
         Args:
             answered: Set once the answer is there.
         """
-        participation, ended, found = self.participation, self.state.ended, bool(self.state.evidence.found_by)
-        patience = _FOUND_SECONDS if found else self.state.settings.deadline_seconds + 1.0
-        deadline = time.monotonic() + patience
+        participation, ended = self.participation, self.state.ended
+        deadline = time.monotonic() + self.state.settings.deadline_seconds + 1.0
         while not (answered.wait(0.02) or ended.is_set() or participation.failure or time.monotonic() > deadline):
             pass
         if self.state.complete:
@@ -108,7 +105,7 @@ class Member:
         if answered.is_set() and self.threads is not None:  # so that it hears what the others find in the first batch
             self.threads.listening.wait(min(MARK_SECONDS, max(0.0, deadline - time.monotonic())))
         link = self.speaker.link
-        decided = answered.is_set() or ended.is_set() or participation.failure or found
+        decided = answered.is_set() or ended.is_set() or participation.failure
         if not (decided or (link.connected and link.prompt)):
             participation.stop_comparing("the job's store does not answer")
         elif not decided and self.state.settings.keeps_even:
@@ -200,12 +197,14 @@ class Member:
             if store is None:
                 raise RuntimeError("torch.distributed is not initialised")
             if state.leads:  # its choice is that of all ranks
-                place = standing_place(state.rank, store) or choose_place(store, state.settings.voice_ranks)
+                place = standing_place(state.rank, store) or choose_place(store, state.ranks[-1] + 1)
                 publish(store, self.number, place)
             else:
                 deadline = time.monotonic() + state.settings.deadline_seconds
                 place = find_place(store, self.number, state.ranks[-1] + 1, deadline=deadline, given_up=given_up)
-            if not given_up():
+            if place.refused:
+                self.participation.stop_comparing(place.refused, everywhere=True)
+            elif not given_up():
                 self.threads = connect(self, place, store)
         except Exception as error:  # whatever the store does, training goes on or is told why not
             self.lose(error)

@@ -62,8 +62,13 @@ class Participation:
         if close is not None:
             close()
 
-    def stop_comparing(self, reason: str) -> None:
-        """Lets this rank train on without comparing, and prints that once."""
+    def stop_comparing(self, reason: str, *, everywhere: bool = False) -> None:
+        """Lets this rank train on without comparing, and prints that once.
+
+        Args:
+            reason: Why, as the beginning of a sentence.
+            everywhere: Whether no rank compares, all for this reason, so that the first one alone prints it.
+        """
         if self.state.settings.keeps_even and not self.closing.is_set():
             self.conclude_alone(unprotected(self.state.rank, reason))
             return
@@ -72,7 +77,10 @@ class Participation:
                 return
             self.failure = reason
             self.state.comparing = False
-        shutdown.print_warning(self.state, late.alone(reason))
+        if not everywhere:
+            shutdown.print_warning(self.state, late.alone(reason))
+        elif self.state.leads:
+            shutdown.print_warning(self.state, late.none_compares(reason))
 
     def conclude_alone(self, verdict: Verdict) -> None:
         """Ends the fit without the store: each rank prints what it knows, whole, as none knows what others print."""

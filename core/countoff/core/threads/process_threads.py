@@ -19,16 +19,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from countoff.core.ending import sigterm
+from countoff.core.liveness.heartbeats import seconds_between
 from countoff.core.liveness.lifelines import Lifelines, Loss
 from countoff.core.liveness.processes import Deaths
 from countoff.core.settings import Settings
-from countoff.core.store.channel import Channel, knock
+from countoff.core.store.channel import Channel
 from countoff.core.store.rendezvous import Place
-from countoff.core.store.voiced import VoicedChannel, VoiceLostError, tell_fallen
-from countoff.core.threads.host_voice import HostVoice, find_voice
 from countoff.core.threads.join import join
 from countoff.core.threads.link import Link
-from countoff.core.threads.participation import STORE_ENDED, first_line
+from countoff.core.threads.participation import first_line
 from countoff.core.threads.speaker import Speaker, announce_stopped
 from countoff.core.threads.watchdog import LOOK_SECONDS
 from countoff.core.waiting import TimedQueue
@@ -38,7 +37,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("countoff")
 _FIRST_LOOK_SECONDS = 0.1
-"""After so long, a rank that has connected first looks at the others' heartbeats: its report to them comes before."""
+"""After so long, a rank that has connected first looks for the others of its host: its report to all comes before."""
+TEND_SECONDS = 1.0
+"""Between two looks at the lifelines."""
 _FINISHED_POLL_SECONDS = 0.02
 _LEFT_POLL_SECONDS = 0.5
 _SILENT_SECONDS = 5.0
@@ -74,8 +75,6 @@ class ProcessThreads:
         self.store = store
         self.lifelines = Lifelines(link.rank, link.ranks, settings.lost_seconds, link.heartbeats)
         self._settings = settings
-        self._voice: HostVoice | None = None
-        self._open: Callable[[], Channel] = self._connect
         self._link = link
         self._members: dict[int, Member] = {}
         self._lock = threading.Lock()
@@ -84,7 +83,7 @@ class ProcessThreads:
         self._woken = threading.Event()  # the listener, out of a pause
         self._ready = TimedQueue[Speaker | None]()
         self._parts: dict[int, Channel] = {}
-        self._next_heartbeat = 0.0
+        self._next_heartbeat = self._next_tending = 0.0
         self._pause = _FINISHED_POLL_SECONDS
         self.speaking: Channel | None = None
         self._listening: Channel | None = None
@@ -140,8 +139,6 @@ class ProcessThreads:
         for channel in (self._listening, self.speaking):
             if channel is not None:
                 channel.release()
-        if self._voice is not None:
-            self._voice.close()
         # The job may open its store's port again; the store that this rank hosts still serves the others.
         self.store = None
 
@@ -168,55 +165,6 @@ class ProcessThreads:
         channel.keep_alive(self._settings.lost_seconds)
         return channel
 
-    def connect_again(self) -> Channel:
-        """Connects to the store that was there: torch tries for half a minute to reach one that is gone.
-
-        Raises:
-            RuntimeError: If it is gone.
-        """
-        if knock(self.place.host, self.place.port) == "closed":
-            raise RuntimeError(STORE_ENDED)
-        return self._connect()
-
-    def _connect_first(self) -> Channel:
-        """Connects through the voice of this host, where many ranks meet, or to the store itself."""
-        link, direct = self._link, self._connect()
-        if not 0 < self.place.voice_ranks <= len(link.ranks):
-            return direct
-        if link.voice_lost.is_set():  # by an earlier guard; the others know that, and would not look for it there
-            return self._go_alone(direct)
-        self._voice, door = find_voice(
-            direct,
-            link.rank,
-            link.ranks,
-            link.heartbeats.host,
-            every=link.heartbeats.seconds,
-            patience=max(self._settings.lost_seconds, self._settings.stall_seconds),
-            connect=self.connect_again,
-            lost=link.voice_lost,
-        )
-        if door is None:
-            link.voice_lost.set()  # the others have been told, or there is no other rank on this host
-            return self._go_alone(direct)
-        if self._voice is None:
-            direct.release()
-        try:
-            channel = door()
-        except VoiceLostError:  # this rank is the voice, and cannot reach itself: this process may open nothing more
-            link.voice_lost.set()
-            direct = self.connect_again()
-            tell_fallen(direct, link.rank)
-            return self._go_alone(direct)
-        self._open = door
-        link.voiced = True
-        return channel
-
-    def _go_alone(self, direct: Channel) -> Channel:
-        """Returns the speaker's channel where this rank has no voice, and other ranks may have one."""
-        rank = self._link.rank
-        self._open = lambda: VoicedChannel.alone(rank, self._connect())
-        return VoicedChannel.alone(rank, direct)
-
     def _lose(self, error: Exception) -> None:
         """Ends the threads' work after the store was lost; each guard decides what that means for it."""
         with self._lock:
@@ -231,7 +179,7 @@ class ProcessThreads:
         if self.closing.is_set() or not self._link.connected:
             return
         try:
-            self._listening = channel = self._open()
+            self._listening = channel = self._connect()
         except Exception as error:  # the speaker has a connection, so the store exists
             if self.closing.is_set():
                 return  # the guards were closed before this thread had a connection: there is nothing to report
@@ -285,7 +233,7 @@ class ProcessThreads:
     def _speak(self) -> None:
         link = self._link
         try:
-            self.speaking = channel = self._connect_first()
+            self.speaking = channel = self._connect()
             link.store_address = channel.store_address() or self.place.host, self.place.port
             link.busy_since = time.monotonic()
             link.connected = True
@@ -293,7 +241,8 @@ class ProcessThreads:
             self.lifelines.open(channel)
             link.heartbeats.introduce(channel)
             link.heartbeats.write(channel, link.passed)  # before any guard begins its fit
-            self._next_heartbeat = time.monotonic() + _FIRST_LOOK_SECONDS
+            self._next_heartbeat = time.monotonic() + link.heartbeats.seconds
+            self._next_tending = time.monotonic() + _FIRST_LOOK_SECONDS
             link.busy_since = 0.0
             while self._turn(channel):
                 link.last_turn_seconds = time.monotonic() - link.busy_since
@@ -302,7 +251,7 @@ class ProcessThreads:
         except Exception as error:  # whatever the store does, training goes on or is told why not
             self.connected.set()
             for member in self._all():  # this rank may send nothing from here on: that is no death
-                with contextlib.suppress(Exception):
+                with contextlib.suppress(Exception):  # the store that is lost is asked once more
                     if self.speaking is not None:
                         announce_stopped(self._part(member.number, self.speaking), member.state)
             self._lose(error)
@@ -326,8 +275,9 @@ class ProcessThreads:
         for member in members:
             if not ready:
                 member.speaker.look(self._part(member.number, channel))
-        overdue = time.monotonic() - self._next_heartbeat
-        if overdue >= 0 and (not ready or overdue > _SILENT_SECONDS):
+        if self._is_due(self._next_tending):
+            self._tend(channel)
+        if self._is_due(self._next_heartbeat):
             self._send_heartbeat(channel)
             for member in members:
                 part = self._part(member.number, channel)
@@ -335,10 +285,20 @@ class ProcessThreads:
         link.heartbeats.prune(channel, lambda: not ready)
         return True
 
+    def _is_due(self, at: float) -> bool:
+        overdue = time.monotonic() - at
+        return overdue >= 0 and (not self._ready or overdue > _SILENT_SECONDS)
+
+    def _tend(self, channel: Channel) -> None:
+        """Looks after the lifelines, however rare heartbeats are. The first time, it finds this host's ranks."""
+        self._next_tending = time.monotonic() + TEND_SECONDS
+        if not self._link.heartbeats.neighbours:
+            self._link.heartbeats.find_neighbours(channel)
+        self.lifelines.tend(channel)
+
     def _send_heartbeat(self, channel: Channel) -> None:
         self._next_heartbeat = time.monotonic() + self._link.heartbeats.seconds
         self._link.heartbeats.send(channel, self._link.passed)
-        self.lifelines.tend(channel)
 
     def _end_if_done(self) -> bool:
         """Ends the speaker and the listener after a verdict: rank 0 may leave now, and the store with it."""
@@ -349,8 +309,8 @@ class ProcessThreads:
 
     def _seconds_until_due(self) -> float:
         looks = [member.speaker.seconds_until_look for member in self._all()]
-        heartbeat = max(0.0, self._next_heartbeat - time.monotonic())
-        return min([heartbeat, *(seconds for seconds in looks if seconds is not None)])
+        due = max(0.0, min(self._next_heartbeat, self._next_tending) - time.monotonic())
+        return min([due, *(seconds for seconds in looks if seconds is not None)])
 
     def _part(self, number: int, channel: Channel) -> Channel:
         """The channel of one guard."""
@@ -391,8 +351,6 @@ class ProcessThreads:
         try:
             for member in self._all():
                 member.watchdog.speak_before_the_end(member.conclude)
-            if self._voice is not None:
-                self._voice.wait_for_others()
         finally:
             sigterm.pass_on()
 
@@ -400,7 +358,7 @@ class ProcessThreads:
         """Looks at the lifelines. If that fails, this thread must go on: it also ends the process after a verdict."""
         try:
             return self.lifelines.poll()
-        except Exception:
+        except Exception:  # a part that was lost costs evidence; the end of this thread would cost the verdict
             _log.debug("the lifelines of rank %d are closed: heartbeats decide", self._link.rank, exc_info=True)
             self.lifelines.close()
             return []
@@ -431,7 +389,8 @@ def connect(member: Member, place: Place, store: Any) -> ProcessThreads:
             for old in [each for each in _links if each[:2] == key[:2] and each not in (key, *_running)]:
                 del _links[old]
             # The process goes on where it was in the log, if all of its guards were closed for a while.
-            link = _links.setdefault(key, Link(state.rank, state.ranks))
+            beat = seconds_between(len(state.ranks), state.settings)
+            link = _links.setdefault(key, Link(state.rank, state.ranks, beat))
             threads = _running[key] = ProcessThreads(place, link, store, state.settings)
             threads.add(member)
     return threads

@@ -142,7 +142,7 @@ class RollCall:
     def report(
         self,
         name: str,
-        record: Mapping[str, Any],
+        record: Callable[[], Mapping[str, Any]],
         judge: Callable[[Records], Iterable[Verdict | None]],
         *,
         owed: bool = True,
@@ -154,7 +154,7 @@ class RollCall:
             del missing  # the ranks that answered can be compared
             self._find(judge(records))
 
-        self._report(name, lambda: dict(record), done, owed=owed, after=after)
+        self._report(name, record, done, owed=owed, after=after)
 
     def settle(self) -> None:
         """Waits on the first rank until the roll calls of closed spans are complete and all warnings are printed.
@@ -176,7 +176,7 @@ class RollCall:
     def _report(
         self,
         name: str,
-        record: Callable[[], dict[str, Any]],
+        record: Callable[[], Mapping[str, Any]],
         done: Callable[[Records, list[int]], None],
         *,
         owed: bool = True,

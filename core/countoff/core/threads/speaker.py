@@ -33,8 +33,6 @@ _POLL_SECONDS = 0.005
 _LONGEST_POLL_SECONDS = 0.32
 _DOUBLINGS = 9
 _FIRST_LOOK_SECONDS = 0.0001
-_ADDED = 8
-"""Counters whose last action is kept: a rank adds to so few at a time."""
 _SINGLE = 1 << 40
 """What a rank that fetches nothing ahead adds to a counter besides its 1: more than all ranks add to it otherwise."""
 
@@ -80,7 +78,6 @@ class Speaker:
         self._polls = 0
         self._first_pause = _POLL_SECONDS
         self._slow: dict[Pollable, _Pace] = {}
-        self._added: dict[str, AddOne] = {}  # the last actions, by their counters
         self._ending = False
         self.drained = threading.Event()
         self.join(Link(state.rank, state.ranks))
@@ -258,10 +255,6 @@ class Speaker:
 
     def look(self, channel: Channel) -> None:
         """Looks at what is polled, unless there is a job: marks first, and verdicts."""
-        while late := channel.late_counts():
-            for key, counted in late.items():
-                if (action := self._added.get(key)) is not None:
-                    self._tell_if_complete(action, counted, channel)
         for pollable in list(self.pending):
             if not self.state.outbox.empty():
                 return
@@ -314,18 +307,7 @@ class Speaker:
         if action.batches is not None:
             channel.report(key, state.rank, {"batches": action.batches})
         began = time.monotonic()
-        self._added.pop(key, None)
-        self._added[key] = action
-        if len(self._added) > _ADDED:
-            del self._added[next(iter(self._added))]
-        counted = channel.count(key, 1 + _SINGLE * action.single)
-        if counted is not None:
-            self._tell_if_complete(action, counted, channel)
-        state.added(action, time.monotonic() - began)
-
-    def _tell_if_complete(self, action: AddOne, counted: int, channel: Channel) -> None:
-        """Appends the entry of a counter to the log, once all ranks have added to it."""
-        state, key = self.state, action.key
+        counted = channel.add(key, 1 + _SINGLE * action.single)
         if counted % _SINGLE % state.world_size == 0:
             entry = {**action.entry, "size": 1} if counted >= _SINGLE else action.entry
             if action.batches is not None:
@@ -334,6 +316,7 @@ class Speaker:
                 self.forget([key])
                 self.hand(lambda channel: channel.forget(key, state.ranks))
             self.append(entry)(channel)  # all ranks may be waiting for it
+        state.added(action, time.monotonic() - began)
 
 
 def announce_stopped(channel: Channel, state: State) -> None:

@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 
 from countoff.core.checks.stalled import DOING, ENDED, FOR_NCCL, judge_stall
+from countoff.core.levels import effect
 from countoff.core.liveness import collectives, hosts, stacks
 from countoff.core.liveness.heartbeats import takes_part
 from countoff.core.protocol.actions import PrintWarning
@@ -47,7 +48,7 @@ class Stall:
         """Compares this rank's progress with what it was; no I/O."""
         progress = self._state.progress()
         now = time.monotonic()
-        if self._state.evidence.found_by and not self._state.spans:
+        if not (self._state.evidence.counts_all or self._state.spans):
             self.moved_at = now
         if progress != self._progress:
             if self._reported:
@@ -109,7 +110,7 @@ class Stall:
         self._reported = True
         state = self._state
         verdict = judge_stall(records, self._patience)
-        ends = state.weigh(verdict)[1] == "raise" and state.world_size > 1
+        ends = effect(verdict, state.settings.levels) == "raise" and state.world_size > 1
         verdict = replace(verdict, world_size=state.world_size, subject=ENDED if ends else "")
         verdict = replace(verdict, remedy=remedy_for(verdict, state.remedies))
         uneven = next((notice for notice in state.notices if notice.kind == "UnevenBatches"), None)

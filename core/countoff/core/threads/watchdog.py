@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from countoff.core import constants
 from countoff.core.checks.lost import AHEAD, DIED, STOPPED, Need, is_lost, loss_of, lost_rank
 from countoff.core.ending import gloo, nccl, shutdown
-from countoff.core.ending.exit_codes import code_of
 from countoff.core.liveness import collectives, stacks
 from countoff.core.liveness.heartbeats import announce_signal, has_signal, takes_part
 from countoff.core.liveness.lifelines import Loss
@@ -33,7 +33,7 @@ _OVERSLEPT_SECONDS = 1.0
 ANSWER_SECONDS = 0.5
 _RAISE_SECONDS = 1.0
 _FREE_SECONDS = 30.0
-LAST_WORDS_SECONDS = 1.5
+_LAST_WORDS_SECONDS = 1.5
 """So long a SIGTERM is held back at most until a verdict is printed; then, until the places are told. Where the store
 answers, it takes a few milliseconds."""
 _ABORTED = (
@@ -121,8 +121,6 @@ class Watchdog:
             return
         state, waited = self._state, self._waiting.seconds(now)
         need = Need(state.begun, failed=state.collective_failed, counts_off=not state.complete)
-        if state.evidence.found_by:  # that all ranks begin this loop, or take its batches together, is a guess
-            need = replace(need, begun=0, counts_off=False)
         for absence, key in since.items():
             known = now - self._away_since[key]
             if is_lost(absence, replace(need, known=known, waited=min(waited, known)), state.settings):
@@ -202,7 +200,7 @@ class Watchdog:
         Args:
             conclude: Has the verdict printed, with its table.
         """
-        state, deadline = self._state, time.monotonic() + LAST_WORDS_SECONDS
+        state, deadline = self._state, time.monotonic() + _LAST_WORDS_SECONDS
         if self._compares and not state.finished:
             self._look_a_last_time(deadline)
             if state.end is not None:
@@ -219,8 +217,7 @@ class Watchdog:
     def _look_a_last_time(self, deadline: float) -> None:
         """Proposes the loss of a neighbour that is gone and takes part; waits for the verdict.
 
-        Where the store does not answer, this rank decides alone; not where the voice of its host has ended, perhaps by
-        the same signal, and this rank has yet to reach the store itself.
+        Where the store does not answer, this rank decides alone.
 
         Args:
             deadline: For the verdict, by `time.monotonic()`.
@@ -242,11 +239,9 @@ class Watchdog:
 
         speaker.hand(look)
         if not checked.wait(ANSWER_SECONDS):
-            if speaker.link.has_fallen:
-                checked.wait(max(0.0, deadline - time.monotonic()))
-            elif state.complete and state.end is None and (found := gone()):
+            if state.complete and state.end is None and (found := gone()):
                 self.participation.conclude_alone(loss_of(self._absence_of(found[0])))
-        if checked.is_set() and state.proposed is not None:
+        elif state.proposed is not None:
             state.ended.wait(max(0.0, deadline - time.monotonic()))
 
     def _absence_of(self, process: Process) -> Absence:
@@ -318,7 +313,7 @@ class Watchdog:
     def _ensure_process_ends(self) -> None:
         """Makes sure that this process ends with the verdict, whatever its main thread is blocked in.
 
-        A main thread that runs Python code raises by itself. One that is blocked in a collective gets `grace_seconds`,
+        A main thread that runs Python code raises by itself. One that is blocked in a collective gets 3 s,
         then the collective is interrupted; a second later the process is ended.
         """
         state, now, ending = self._state, time.monotonic(), self._ending
@@ -332,7 +327,7 @@ class Watchdog:
             state.printed.set()
         if state.settings.on_divergence == "warn":
             return
-        grace = max(state.settings.grace_seconds, LOOK_SECONDS)
+        grace = max(constants.GRACE_SECONDS, LOOK_SECONDS)
         answered, moving, on_its_way_out = state.answered.is_set(), False, False
         if answered or ending.cut_at or now - ending.since > grace:  # before that, nothing depends on where it is
             moving = ending.look_at_main_thread(now, grace)
@@ -354,7 +349,7 @@ class Watchdog:
             gloo.cut_collectives()  # again: a group whose thread was busy at that moment was not found
         elif now - ending.since > grace and state.printed.is_set():
             if ending.cut_at:
-                shutdown.exit_now(code_of(state.end, state.settings))
+                shutdown.exit_now()
             gloo.cut_collectives()  # unless a peer has: then the error is under way
             self.abort_nccl()
             ending.cut_at = time.monotonic()
@@ -379,7 +374,7 @@ class Watchdog:
             shutdown.wait_until_printed(state)
         standstill = _Standstill()
         while ending.abort is None and collectives.unfinished() and time.monotonic() - began < _FREE_SECONDS:
-            if standstill.seconds(time.monotonic()) > state.settings.grace_seconds:
+            if standstill.seconds(time.monotonic()) > constants.GRACE_SECONDS:
                 self.abort_nccl()
             time.sleep(LOOK_SECONDS)
         while ending.abort is not None and ending.abort.under_way:
@@ -393,7 +388,7 @@ class Watchdog:
                 return
             ending.abort = nccl.abort_communicators()
         if ending.abort is not None:
-            shutdown.print_line(self._state.rank, _ABORTED.format(self._state.settings.grace_seconds))
+            shutdown.print_line(self._state.rank, _ABORTED.format(constants.GRACE_SECONDS))
 
 
 class _Waiting:
@@ -401,7 +396,7 @@ class _Waiting:
 
     In a collective, it waits. A kernel of NCCL can be waited for anywhere, by a thread that looks as if it ran code of
     its own, and so can the store. So a thread that does not move at all inside of a span also waits: where NCCL is in
-    use, from `grace_seconds` on, otherwise from `stall_seconds` on.
+    use, from 3 s on, otherwise from `stall_seconds` on.
 
     Args:
         state: This rank's state.
@@ -433,8 +428,7 @@ class _Waiting:
         self._next_look = now + _BUSY_LOOK_SECONDS
         if not self._state.spans:
             return 0.0
-        settings = self._state.settings
-        return max(0.0, stood - (settings.grace_seconds if nccl.is_used() else settings.stall_seconds))
+        return max(0.0, stood - (constants.GRACE_SECONDS if nccl.is_used() else self._state.settings.stall_seconds))
 
 
 class _Standstill:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from countoff.core.liveness.heartbeats import heartbeat_key
 from countoff.core.protocol.records import parse_count
 
 if TYPE_CHECKING:
@@ -19,9 +20,12 @@ if TYPE_CHECKING:
 
 
 LOOK_SECONDS = 0.05
-"""How often to look at the first rank's heartbeat; the error is half of that, or more where the store is slow."""
-_GIVE_UP_SECONDS = 10.0
-"""After so long the first rank writes no heartbeats any more, or this clock was set."""
+"""How often to look at the first rank's heartbeat, where it comes every second.
+
+The error is half of that, or more where the store is slow.
+"""
+_BEATS = 10.0
+"""Without two heartbeats in the time of so many, the first rank writes none any more, or this clock was set."""
 
 
 class _Arrival(NamedTuple):
@@ -43,34 +47,36 @@ class _Arrival(NamedTuple):
 class ClockComparison:
     """Compares this host's clock with the first rank's once; to be polled by the speaker, for two heartbeats or so.
 
-    It gives up after ten seconds.
-
     Args:
         done: Called with the seconds that this host's clock is ahead of that one, and by how many that may be wrong.
         first: The first rank.
+        every: Seconds between two of its heartbeats.
         clock: This host's clock, in seconds since the epoch.
     """
 
     def __init__(
-        self, done: Callable[[float, float], None], first: int = 0, clock: Callable[[], float] = time.time
+        self,
+        done: Callable[[float, float], None],
+        first: int = 0,
+        every: float = 1.0,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._first = first
         self._done = done
         self._clock = clock
-        self._until = clock() + _GIVE_UP_SECONDS
+        self._began, self._patience = clock(), _BEATS * every
         self._last: tuple[int, float] | None = None  # the heartbeat at the last look, and when that look began
         self._arrival: _Arrival | None = None
 
     def poll(self, channel: Channel) -> bool:
         """Looks at the first rank's heartbeat; True when the clocks are compared, or it does not tell its time."""
         began = self._clock()
-        if not self._until - _GIVE_UP_SECONDS <= began < self._until:
+        if not 0 <= began - self._began < self._patience:
             return True
-        found = channel.whole.first_beat(self._first, LOOK_SECONDS / 2, known=self._last is not None)
-        if found is None:
+        key = heartbeat_key(self._first)
+        if self._last is None and not channel.whole.has(key):  # it never removes it
             return False
-        record, age = found
-        began -= age  # another rank of this host has looked for this one
+        record = channel.whole.get(key)
         ended, number = self._clock(), parse_count(record["heartbeat"])
         if "time" not in record:
             return True

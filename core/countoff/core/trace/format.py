@@ -38,7 +38,7 @@ COMPARED_PLAN = (
     "dp_degree",
 )
 COMPARED_LIMITS = ("max_epochs", "max_steps")
-COMPARED_SETTINGS = ("uneven_train", "uneven_eval", "lookahead")
+COMPARED_SETTINGS = ("uneven_train", "uneven_eval", "weights_every")
 """Values of `plan` and of `settings` in which a difference between ranks is a `PlanMismatch`. A limit that a rank does
 not have is a value too; another value that it does not have is not known."""
 

@@ -226,7 +226,7 @@ class Recorder(Listener):
         """Keeps what the ranks had when the verdict came, for the incident; see `Observer`."""
         self._rows = rows
         if self._stacks and rows:
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception):  # evidence only: whatever the store does, the verdict is printed
                 self._stacks = incident.read_stacks(channel, list(rows))
 
     def concluded(self, verdict: Verdict, *, whole: bool) -> None:
@@ -289,7 +289,8 @@ class Recorder(Listener):
         heartbeats, state = speaker.link.heartbeats, self._state
         if heartbeats.all_introduced and min(heartbeats.neighbours, default=-1) == state.rank and not state.leads:
             self._next_clock = now + _CLOCK_SECONDS
-            speaker.poll_every(ClockComparison(self._clocks_compared, state.ranks[0]), LOOK_SECONDS)
+            every = heartbeats.seconds
+            speaker.poll_every(ClockComparison(self._clocks_compared, state.ranks[0], every), LOOK_SECONDS * every)
 
     def _clocks_compared(self, ahead: float, error: float) -> None:
         self._put("clock", ahead=round(ahead, 6), error=round(error, 6))

@@ -195,7 +195,7 @@ class _File:
             self._bytes = os.fstat(self._file).st_size
             if self._bytes and os.pread(self._file, 1, self._bytes - 1) != b"\n":
                 os.write(self._file, b"\n")  # the process before was killed in the middle of a line
-        except BaseException:
+        except BaseException:  # an interrupt, too: the file must not stay locked
             os.close(self._file)
             raise
 

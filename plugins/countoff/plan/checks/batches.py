@@ -18,25 +18,12 @@ def check_batches(plan: RunPlan) -> Iterator[ConfigIssue]:
     Args:
         plan: The run on its ranks.
     """
-    yield from _check_rounded_batch(plan)
     yield from _check_growing_batch(plan)
-    yield from _check_updates(plan)
     yield from _check_data_ranks(plan.ranks)
     yield from _check_end_of_data(plan.job, plan.ranks)
     yield from _check_micro_batches(plan)
     yield from _check_uneven_shares(plan)
     yield from _check_repeats(plan.batches)
-
-
-def _check_rounded_batch(plan: RunPlan) -> Iterator[ConfigIssue]:
-    job, done = plan.job, plan.batches.global_batch_size
-    if job.accumulation_rounded and job.global_batch_size is not None and done not in (None, job.global_batch_size):
-        text = (
-            f"{job.stated('global_batch_size', job.global_batch_size)}, no multiple of "
-            f"{job.stated('batch_size', plan.batch_size or 1, '')} × {counted(plan.ranks.dp_degree, 'data rank')}: "
-            f"{job.framework} rounds down, and a step has {counted(done or 0, 'sample')}"
-        )
-        yield ConfigIssue("silent", "batch", text)
 
 
 def _check_growing_batch(plan: RunPlan) -> Iterator[ConfigIssue]:
@@ -58,41 +45,6 @@ def _check_growing_batch(plan: RunPlan) -> Iterator[ConfigIssue]:
             )
             yield ConfigIssue("stops", "batch", text)
             return
-
-
-def _check_updates(plan: RunPlan) -> Iterator[ConfigIssue]:
-    """Yields what is wrong with the optimizer updates of a framework that makes several in each of its steps."""
-    job, degree = plan.job, plan.ranks.dp_degree
-    whole, mini = job.global_batch_size, job.mini_batch_size
-    if whole is None or mini is None:
-        return
-    name = job.key("mini_batch_size")
-    per_rank = mini // degree
-    if not per_rank:
-        text = f"{name} {mini:,} leaves no sample for each of {degree:,} data ranks: {job.framework} stops"
-        yield ConfigIssue("stops", "batch", text)
-        return
-    if mini > whole and not job.micro_batches_vary:
-        text = f"{name} {mini:,} is more than {job.key('global_batch_size')} {whole:,}: {job.framework} stops"
-        yield ConfigIssue("stops", "batch", text)
-    elif mini % degree:
-        text = (
-            f"{name} {mini:,} does not divide by {degree:,} data ranks: {job.framework} rounds it down to {per_rank:,} "
-            f"samples on each, {per_rank * degree:,} in all"
-        )
-        yield ConfigIssue("silent", "batch", text)
-    elif whole % mini and whole > mini:
-        text = (
-            f"{job.key('global_batch_size')} {whole:,} is no multiple of {name} {mini:,}: the last update of a step "
-            f"has {whole % mini:,} samples, and counts as much as the others"
-        )
-        yield ConfigIssue("note", "batch", text)
-    if job.micro_batch_size is not None and per_rank % job.micro_batch_size:
-        text = (
-            f"{name} {mini:,} gives each of {degree:,} data ranks {per_rank:,} samples, which is no multiple of "
-            f"{job.key('micro_batch_size')} {job.micro_batch_size:,}: {job.framework} stops"
-        )
-        yield ConfigIssue("stops", "micro-batches", text)
 
 
 def _check_data_ranks(ranks: RankMap) -> Iterator[ConfigIssue]:

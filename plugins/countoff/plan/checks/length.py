@@ -25,9 +25,6 @@ def check_length(plan: RunPlan) -> Iterator[ConfigIssue]:
         if batches.total_steps is not None:
             text += f", so the plan goes to the end of {job.stated('steps', batches.total_steps, '')}"
         yield ConfigIssue("note", "length", f"{text}: give {plan.length_flags[-1]}")
-    elif job.run_tokens is not None and batches.total_steps is None:
-        text = f"{job.stated('steps', 0)}, and nothing says how many tokens a sample has: give {plan.length_flags[-1]}"
-        yield ConfigIssue("note", "length", text)
     elif job.epochs is not None and job.steps is not None and batches.steps_per_epoch is not None:
         steps_of_epochs = math.ceil(job.epochs * batches.steps_per_epoch)
         if steps_of_epochs == job.steps:

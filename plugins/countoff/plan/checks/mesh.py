@@ -1,4 +1,4 @@
-"""The ranks of a run and its mesh: another number of ranks, dims that the framework changes, uneven experts."""
+"""The ranks of a run and its mesh: another number of ranks, dims that the framework changes."""
 
 from __future__ import annotations
 
@@ -36,9 +36,6 @@ def check_mesh(job: Job, ranks: RankMap) -> Iterator[ConfigIssue]:
     yield from _check_refilled_dim(job, ranks)
     for check in job.own_checks:
         yield from check(job, ranks)
-    uneven = job.uneven_experts(ranks)
-    if uneven is not None:
-        yield ConfigIssue("stops", "experts", f"{job.key('expert_parallel')}: {uneven}")
 
 
 def _check_refilled_dim(job: Job, ranks: RankMap) -> Iterator[ConfigIssue]:

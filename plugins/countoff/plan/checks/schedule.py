@@ -1,25 +1,18 @@
-"""What is wrong with the learning-rate schedule of a configuration: its warm-up, its horizon, its first step."""
+"""What is wrong with the learning-rate schedule of a configuration: its warm-up, and its horizon."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
-from countoff.plan.checks.held_minimum import check_held_minimum
-from countoff.plan.issues import ConfigIssue, Level
+from countoff.core.counts.schedules import Ending
+from countoff.plan.issues import ConfigIssue
 from countoff.plan.job import Job, RunPlan
-from countoff.plan.schedules import (
-    LinguaSchedule,
-    MegatronSchedule,
-    NemoCosine,
-    Schedule,
-    TorchTitanSchedule,
-    TrainerSchedule,
-    WarmupDecay,
-    peak_factor,
-)
+from countoff.plan.schedules import ConfiguredSchedule
 
 __all__ = ["check_schedule"]
+
+_CLOSE = 0.02
+"""Part of the run by which a schedule that may be held at its lowest rate ends with it."""
 
 
 def check_schedule(job: Job, steps: int | None, plan: RunPlan | None = None) -> Iterator[ConfigIssue]:
@@ -30,135 +23,175 @@ def check_schedule(job: Job, steps: int | None, plan: RunPlan | None = None) -> 
         steps: Optimizer steps of the run, at least 0; None if unknown: then only the schedule itself is checked.
         plan: The run on its ranks; None if the configuration does not fit them.
     """
-    if job.schedule is None or steps == 0:
+    schedule = job.schedule
+    if schedule is None or steps == 0:
         return
     if steps is None:
-        horizon = job.schedule.horizon_steps
-        if horizon and job.schedule.warmup_steps >= horizon:
-            yield ConfigIssue("silent", "warm-up", _warmup_longer_than_schedule(job, job.schedule))
+        ending, fixed = schedule.in_run(1), schedule.horizon is not None and schedule.warmup_part is None
+        if fixed and not schedule.may_be_held and ending.warmup_ticks >= ending.tick:
+            yield ConfigIssue("silent", "warm-up", _longer_than_schedule(job, ending))
         return
-    schedule = job.schedule.planned_for(steps)
-    if isinstance(schedule, (MegatronSchedule, NemoCosine)):
-        yield from check_held_minimum(job, schedule, steps, plan)
-        return
-    yield from _check_warmup(job, schedule, steps)
-    yield from _check_horizon(job, schedule, steps, plan)
-    if isinstance(schedule, LinguaSchedule):
-        yield from _check_first_step(schedule)
-    if isinstance(schedule, TrainerSchedule) and schedule.warmup_steps < steps:
-        yield from _check_phases(job, schedule, steps)
+    ending = schedule.in_run(steps)
+    yield from _check_warmup(job, schedule, ending, steps)
+    if schedule.may_be_held:
+        yield from _check_held(job, schedule, ending, steps, plan)
+    else:
+        yield from _check_horizon(job, schedule, ending, steps, plan)
+    if schedule.phases is not None and ending.warmup_ticks < steps:
+        yield from _check_phases(schedule, ending, steps)
 
 
-def _check_warmup(job: Job, schedule: Schedule, steps: int) -> Iterator[ConfigIssue]:
-    warmup, horizon = schedule.warmup_steps, schedule.horizon_steps
-    if isinstance(schedule, LinguaSchedule) and warmup == steps and schedule.scheduler in ("linear", "cosine"):
+def _check_warmup(job: Job, schedule: ConfiguredSchedule, ending: Ending, steps: int) -> Iterator[ConfigIssue]:
+    warmup, horizon = ending.warmup_ticks, ending.tick
+    if warmup < min(steps, horizon) or steps == 1:
+        return
+    if schedule.may_be_held and warmup >= horizon:
+        return  # Megatron-LM refuses it
+    if schedule.divides_by_zero and warmup == steps:
         text = (
             f"{job.stated('warmup_steps', warmup)} and {_stated_length(job, steps)}: lingua divides by zero after "
             f"the last step, before it writes the last checkpoint"
         )
         yield ConfigIssue("stops", "warm-up", text)
-    elif warmup >= min(steps, horizon) and steps > 1:
-        ends_in_run = horizon <= warmup < steps and not isinstance(schedule, TorchTitanSchedule)
-        if ends_in_run:
-            text = _warmup_longer_than_schedule(job, schedule)
-        else:
-            text = _warmup_as_long_as_run(job, schedule, steps)
-        yield ConfigIssue("silent", "warm-up", text)
+        return
+    if horizon <= warmup < steps and not schedule.cuts_warmup:
+        text = _longer_than_schedule(job, ending)
+    else:
+        text = _as_long_as_run(job, schedule, ending, steps)
+    yield ConfigIssue("silent", "warm-up", text)
 
 
-def _warmup_longer_than_schedule(job: Job, schedule: Schedule) -> str:
-    key, horizon = job.key("warmup_steps"), schedule.horizon_steps
+def _longer_than_schedule(job: Job, ending: Ending) -> str:
+    key, horizon = job.key("warmup_steps"), ending.tick
     return (
-        f"{job.stated('warmup_steps', schedule.warmup_steps)} and {job.stated('horizon_steps', horizon)}: the learning "
-        f"rate rises until the schedule ends, and no step is left for the decay; set {key} below {horizon:,}"
+        f"{job.stated('warmup_steps', ending.warmup_ticks)} and {job.stated('horizon_steps', horizon)}: the learning "
+        f"rate rises until the schedule ends, and no step is left for the decay; set {key} below "
+        f"{job.written('horizon_steps', horizon)}"
     )
 
 
-def _warmup_as_long_as_run(job: Job, schedule: Schedule, steps: int) -> str:
-    key, warmup = job.key("warmup_steps"), schedule.warmup_steps
-    part = _warmup_part(schedule)
-    smaller = f"below {steps:,}" if part is None else f"below {part:g}"
-    lengths = f"{_stated_warmup(job, schedule)} and {_stated_length(job, steps)}"
-    if isinstance(schedule, TorchTitanSchedule):
-        cut = min(warmup, schedule.horizon_steps)
+def _as_long_as_run(job: Job, schedule: ConfiguredSchedule, ending: Ending, steps: int) -> str:
+    key, warmup, part = job.key("warmup_steps"), ending.warmup_ticks, schedule.warmup_part
+    stated = job.stated("warmup_steps", warmup) if part is None else f"{key} {part:g} gives {warmup:,} steps"
+    lengths = f"{stated} and {_stated_length(job, steps)}"
+    if schedule.cuts_warmup:
         return (
-            f"{lengths}: TorchTitan cuts the warm-up to {cut:,} and the learning rate never decays; set {key} well "
-            f"below {job.key(_length(job))}"
+            f"{lengths}: TorchTitan cuts the warm-up to {min(warmup, ending.tick):,} and the learning rate never "
+            f"decays; set {key} well below {job.key('steps' if job.steps is not None else 'epochs')}"
         )
-    peak = peak_factor(schedule, steps=steps)
-    return (
-        f"{lengths}: the learning rate only rises, to {peak:.4g} of the configured one, and never decays; set {key} "
-        f"{smaller}"
-    )
+    highest = f", to {(steps - 1) / warmup:.4g} of the configured one," if schedule.linear_warmup else ""
+    smaller = job.written("steps", steps) if part is None else f"{part:g}"
+    return f"{lengths}: the learning rate only rises{highest} and never decays; set {key} below {smaller}"
 
 
-def _check_horizon(job: Job, schedule: Schedule, steps: int, plan: RunPlan | None) -> Iterator[ConfigIssue]:
-    horizon = schedule.horizon_steps
-    if horizon == steps:
+def _check_held(
+    job: Job, schedule: ConfiguredSchedule, ending: Ending, steps: int, plan: RunPlan | None
+) -> Iterator[ConfigIssue]:
+    """Yields the issue of a decay that ends before or after the run, where its lowest rate holds after it.
+
+    It is a fault where that rate is 0, or where most of the run is spent there.
+    """
+    if ending.warmup_ticks >= min(steps, ending.tick):
         return
-    if horizon < steps:
-        yield _horizon_before_end(job, schedule, steps)
+    if job.batch_stages and schedule.lowest < 1 and job.origins["steps"].key == "--train-iters":
+        yield from _check_stages(job, plan)
         return
-    other_unit = None if plan is None else _counted_in_another_unit(job, schedule, steps, plan)
-    if other_unit is not None:
-        # TorchTitan's own total_steps exists so that a run can end before its schedule.
-        yield ConfigIssue("note" if isinstance(schedule, TorchTitanSchedule) else "silent", "horizon", other_unit)
-    elif schedule.warmup_steps < steps:
-        text = (
-            f"{job.stated('horizon_steps', horizon)} and the run ends after {steps:,} steps, at a learning rate of "
-            f"{schedule.factor(steps - 1):.4g} of the configured one: right if the run is meant to end early"
-        )
+    if not schedule.own_horizon:
+        return
+    horizon, early = ending.tick, steps - ending.tick
+    lengths = f"{job.stated('horizon_steps', horizon)} and {job.stated('steps', steps)}"
+    if early > _CLOSE * steps:
+        rate = "0 and train nothing" if ending.kind == "zero" else f"{ending.rate:.4g} of the configured one"
+        text = f"{lengths}: the last {early:,} of {steps:,} steps have a learning rate of {rate}"
+        if ending.kind == "zero" or early > steps / 2:
+            remedy = f"set {job.key('horizon_steps')} to {job.written('steps', steps)} or leave it out"
+            yield ConfigIssue("silent", "horizon", f"{text}; {remedy}")
+        else:
+            yield ConfigIssue("note", "horizon", f"{text}: right if the run is meant to end there")
+    elif -early > _CLOSE * steps:
+        text = f"{lengths}: the run ends before its schedule: right if the run is meant to end early"
         yield ConfigIssue("note", "horizon", text)
 
 
-def _horizon_before_end(job: Job, schedule: Schedule, steps: int) -> ConfigIssue:
-    horizon, last = schedule.horizon_steps, schedule.factor(steps - 1)
-    key = job.key("horizon_steps")
-    level: Level = "silent"
-    if math.isnan(last):
-        text = f"after {horizon:,} steps no learning rate can be computed, and the run stops"
-        level = "stops"
-    elif last < 0:
-        text = (
-            f"from step {_first_step_below_zero(schedule, horizon, steps):,} on the learning rate is negative, at the "
-            f"last step {last:.4g} of the configured one: the model is trained away from its data"
-        )
-    elif last == 0:
-        text = f"the last {steps - horizon:,} steps have a learning rate of 0 and train nothing"
-    else:
-        text = f"the schedule ends {steps - horizon:,} steps early; the last step has {last:.4g} of the configured rate"
-    lengths = f"{job.stated('horizon_steps', horizon)} and {_stated_length(job, steps)}"
-    remedy = f"set {key} to {steps:,} or leave it out"
-    if isinstance(schedule, TrainerSchedule):
-        remedy = f"set num_stable_steps to {schedule.phases[0] + steps - horizon:,}"
-    return ConfigIssue(level, "horizon", f"{lengths}: {text}; {remedy}")
+def _check_stages(job: Job, plan: RunPlan | None) -> Iterator[ConfigIssue]:
+    """Yields the issue of a decay that is counted in smaller batches than those that the run has.
 
-
-def _check_phases(job: Job, schedule: TrainerSchedule, steps: int) -> Iterator[ConfigIssue]:
-    """Yields the issue of a decay that begins before the warm-up has ended."""
-    stable, decay = schedule.phases
-    if schedule.curve == "warmup_stable_decay" and stable < 0:
+    Where only ``--step-batch-size-schedule`` is given, Megatron-LM sets its global batch to the micro-batch size times
+    the data ranks, and multiplies the iterations of the decay by that (``validate_args``,
+    ``get_optimizer_param_scheduler``).
+    """
+    if plan is None or plan.batch_size is None:
+        return
+    counted = plan.batch_size * plan.ranks.dp_degree
+    largest = job.batch_stages[-1][1]
+    if largest > counted and job.key("global_batch_size") == "--step-batch-size-schedule":
         text = (
-            f"num_decay_steps is {decay:,} and the warm-up has {schedule.warmup_steps:,} of the {steps:,} steps of the "
-            f"run: the decay is {-stable:,} steps too long, and begins below the full learning rate; set "
-            f"num_decay_steps to at most {steps - schedule.warmup_steps:,}"
+            f"--step-batch-size-schedule grows to {largest:,} samples, and Megatron-LM counts the decay in batches of "
+            f"{counted:,} (--micro-batch-size × data ranks): the learning rate is at its minimum up to "
+            f"{largest / counted:.3g} times too early; give --train-samples and --lr-decay-samples"
         )
         yield ConfigIssue("silent", "horizon", text)
 
 
-def _first_step_below_zero(schedule: Schedule, horizon: int, steps: int) -> int:
-    """Returns the first step, counted from 1, whose factor is negative; a bisection, because a decay only falls."""
-    low, high = min(horizon, steps) - 1, steps - 1
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if schedule.factor(middle) < 0 else (middle + 1, high)
-    return low + 1
+def _check_horizon(
+    job: Job, schedule: ConfiguredSchedule, ending: Ending, steps: int, plan: RunPlan | None
+) -> Iterator[ConfigIssue]:
+    horizon = ending.tick
+    if horizon == steps:
+        return
+    if horizon < steps:
+        yield _horizon_before_end(job, schedule, ending, steps)
+        return
+    other_unit = None if plan is None else _counted_in_another_unit(job, ending, steps, plan)
+    if other_unit is not None:
+        # TorchTitan's own total_steps exists so that a run can end before its schedule.
+        yield ConfigIssue("note" if schedule.cuts_warmup else "silent", "horizon", other_unit)
+    elif ending.warmup_ticks < steps:
+        text = (
+            f"{job.stated('horizon_steps', horizon)} and the run ends after {steps:,} steps: right if the run is meant "
+            "to end early"
+        )
+        yield ConfigIssue("note", "horizon", text)
 
 
-def _counted_in_another_unit(job: Job, schedule: Schedule, steps: int, plan: RunPlan) -> str | None:
+def _horizon_before_end(job: Job, schedule: ConfiguredSchedule, ending: Ending, steps: int) -> ConfigIssue:
+    horizon, early = ending.tick, steps - ending.tick
+    lengths = f"{job.stated('horizon_steps', horizon)} and {_stated_length(job, steps)}"
+    remedy = f"set {job.key('horizon_steps')} to {steps:,} or leave it out"
+    if schedule.phases is not None:
+        remedy = f"set num_stable_steps to {schedule.phases_in(steps)[0] + early:,}"
+    if schedule.beyond == "none":
+        text = f"after {horizon:,} steps no learning rate can be computed, and the run stops"
+        return ConfigIssue("stops", "horizon", f"{lengths}: {text}; {remedy}")
+    if schedule.beyond == "falls" and early >= schedule.falls_below_zero:
+        first = horizon + schedule.falls_below_zero
+        text = f"from step {first:,} on the learning rate is negative: the model is trained away from its data"
+    elif schedule.beyond == "held" and ending.kind == "zero":
+        text = f"the last {early:,} steps have a learning rate of 0 and train nothing"
+    elif schedule.beyond == "held":
+        text = f"the schedule ends {early:,} steps early; the last step has {ending.rate:.4g} of the configured rate"
+    else:
+        goes_on = "rises again" if schedule.beyond == "rises" else "falls below its lowest value"
+        text = f"the schedule ends {early:,} steps early, and the learning rate {goes_on}"
+    return ConfigIssue("silent", "horizon", f"{lengths}: {text}; {remedy}")
+
+
+def _check_phases(schedule: ConfiguredSchedule, ending: Ending, steps: int) -> Iterator[ConfigIssue]:
+    """Yields the issue of a decay that begins before the warm-up has ended."""
+    stable, falling = schedule.phases_in(steps)
+    if stable < 0:
+        text = (
+            f"num_decay_steps is {falling:,} and the warm-up has {ending.warmup_ticks:,} of the {steps:,} steps of the "
+            f"run: the decay is {-stable:,} steps too long, and begins below the full learning rate; set "
+            f"num_decay_steps to at most {steps - ending.warmup_ticks:,}"
+        )
+        yield ConfigIssue("silent", "horizon", text)
+
+
+def _counted_in_another_unit(job: Job, ending: Ending, steps: int, plan: RunPlan) -> str | None:
     """Returns the text of an issue if the horizon is a multiple of the run, as when it was counted in batches."""
     accumulation, degree = plan.gradient_accumulation_steps, plan.ranks.dp_degree
-    key, horizon = job.key("horizon_steps"), schedule.horizon_steps
+    key, horizon = job.key("horizon_steps"), ending.tick
     units = (
         (accumulation, "the batches of a rank"),
         (accumulation * degree, "the batches of all data ranks together"),
@@ -175,34 +208,8 @@ def _counted_in_another_unit(job: Job, schedule: Schedule, steps: int, plan: Run
     return None
 
 
-def _check_first_step(schedule: LinguaSchedule) -> Iterator[ConfigIssue]:
-    if not schedule.warmup_steps or schedule.scheduler == "constant":
-        return
-    after = "; after its last step the cosine is back at 1.0, which a run that is extended starts with"
-    text = f"the first step of lingua has a learning rate of 0{after if schedule.scheduler == 'cosine' else ''}"
-    yield ConfigIssue("note", "first-step", text)
-
-
-def _warmup_part(schedule: Schedule) -> float | None:
-    """The fraction of the run as which the warm-up is configured; None if it is configured in steps."""
-    return schedule.warmup_part if isinstance(schedule, (TrainerSchedule, WarmupDecay)) else None
-
-
-def _stated_warmup(job: Job, schedule: Schedule) -> str:
-    """The warm-up with its name; the steps that it gives, where it is a fraction of the run."""
-    part = _warmup_part(schedule)
-    if part is None:
-        return job.stated("warmup_steps", schedule.warmup_steps)
-    return f"{job.key('warmup_steps')} {part:g} gives {schedule.warmup_steps:,} steps"
-
-
 def _stated_length(job: Job, steps: int) -> str:
     """The number that ends the run, with its name; the steps that it gives, where it counts epochs."""
     if job.steps == steps or job.epochs is None:
         return job.stated("steps", steps)
     return f"{job.key('epochs')} {job.epochs:g} gives {steps:,} steps"
-
-
-def _length(job: Job) -> str:
-    """The name of the number that ends the run."""
-    return "steps" if job.steps is not None else "epochs"

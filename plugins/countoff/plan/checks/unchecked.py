@@ -8,7 +8,7 @@ from countoff.plan.job import Job, JobError, RunPlan
 
 __all__ = ["Unchecked", "unchecked", "unchecked_line"]
 
-_CURVE = "a curve that countoff knows"
+_SCHEDULE = "a schedule that countoff knows"
 
 
 class Unchecked(NamedTuple):
@@ -45,7 +45,7 @@ def unchecked(job: Job, *, world_size: int) -> list[Unchecked]:
     if plan.batches.total_steps is None:
         found.append(Unchecked("length", length_flag))
     if job.schedule is None:
-        found.append(Unchecked("schedule", _CURVE))
+        found.append(Unchecked("schedule", _SCHEDULE))
     elif plan.batches.total_steps is None:
         found.append(Unchecked("schedule", length_flag))
     return found

@@ -1,7 +1,8 @@
 """Composer's YAML files, as llm-foundry reads them: they hold the global batch, from which each rank's batch follows.
 
 Every batch is an optimizer step; micro-batches are cut out of it. Durations have a unit: ``4800ba``, ``1ep``,
-``5000000tok``. Composer trains until the duration is reached, so the last step may go beyond it.
+``5000000tok``. Composer trains until the duration is reached, so the last step may go beyond it. The comments name the
+lines of ``llmfoundry/utils/config_utils.py`` at 8c8dd48f.
 """
 
 from __future__ import annotations
@@ -9,37 +10,28 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
-from countoff.core.ranks import ORDERS
-from countoff.plan.fields import ConfigError, Fields, note_unknown_fields
+from countoff.plan.fields import ConfigError, Count, Fields
 from countoff.plan.formats import Format
 from countoff.plan.job import Job, Origin
-from countoff.plan.references import with_references
-from countoff.plan.schedules import WarmupDecay
+from countoff.plan.schedules import ConfiguredSchedule
 
 __all__ = ["FORMAT", "read"]
 
 _DURATION = re.compile(r"(\d[\d_]*(?:\.\d+)?(?:[eE]\d+)?)\s*(ba|ep|sp|tok|dur|iter|sec)")
-_CURVES = {
-    "cosine_with_warmup": "cosine",
-    "linear_decay_with_warmup": "linear",
-    "constant_with_warmup": "constant",
+_SCHEDULERS = ("cosine_with_warmup", "linear_decay_with_warmup", "constant_with_warmup")
+_MESH = {  # composer/utils/parallelism.py:25, :26 and :181 of Composer 0.32.1
+    "data_parallel_replicate": Count("fsdp_config.data_parallel_replicate_degree", 1),
+    "data_parallel_shard": Count("fsdp_config.data_parallel_shard_degree", -1, unset=(-1,)),
+    "tensor_parallel": Count("tp_config.tensor_parallel_degree", 1),
 }
-_FIELDS = (
-    *("max_seq_len", "global_seed", "run_name", "model", "tokenizer", "train_loader", "eval_loader", "eval_loaders"),
-    *("scheduler", "schedulers", "optimizer", "algorithms", "max_duration", "eval_interval", "eval_first"),
-    *("eval_subset_num_batches", "global_train_batch_size", "device_train_batch_size", "device_train_microbatch_size"),
-    *("device_train_grad_accum", "device_eval_batch_size", "device_eval_microbatch_size", "precision", "seed"),
-    *("fsdp_config", "tp_config", "parallelism_config", "deepspeed_config", "progress_bar", "log_to_console"),
-    *("console_log_interval", "callbacks", "loggers", "variables", "data_local", "data_remote", "save_interval"),
-    *("save_num_checkpoints_to_keep", "save_folder", "save_filename", "save_overwrite", "save_latest_filename"),
-    *("save_ignore_keys", "save_weights_only", "load_path", "load_weights_only", "load_ignore_keys", "icl_tasks"),
-    *("load_strict_model_weights", "autoresume", "max_split_size_mb", "python_log_level", "dist_timeout", "code_paths"),
-    *("metadata", "profiler", "compile_config", "expandable_segments", "icl_seq_len", "eval_gauntlet", "log_config"),
-    *("icl_subset_num_batches", "only_hf_checkpoint", "only_composer_checkpoint", "accumulate_train_batch_on_tokens"),
-    *("flatten_imports", "spin_dataloaders", "load_exclude_algorithms", "fp8_config", "train_dataset", "name"),
-)
+_COUNTS = {
+    "global_batch_size": Count("global_train_batch_size"),  # :176
+    "batch_size": Count("device_train_batch_size"),  # :108
+    "micro_batch_size": Count("device_train_microbatch_size", unset=("auto",)),  # :175
+    "sequence_length": Count(("max_seq_len", "variables.max_seq_len")),  # :111
+}
 
 
 def read(data: Mapping[str, Any]) -> Job:
@@ -51,38 +43,26 @@ def read(data: Mapping[str, Any]) -> Job:
     Raises:
         ConfigError: If a field has a wrong type or is outside its domain, or refers to a field that is not in the file.
     """
-    filled = with_references(data)
-    fields = Fields(filled)
-    note_unknown_fields(
-        fields, {}, sections=_FIELDS, data=filled, consequence="llm-foundry stops on it.", level="stops"
-    )
-    sizes = (
-        fields.parse_count("data_parallel_replicate", "fsdp_config.data_parallel_replicate_degree", 1) or 1,
-        fields.parse_count("data_parallel_shard", "fsdp_config.data_parallel_shard_degree", -1, unset=(-1,)) or 1,
-        fields.parse_count("tensor_parallel", "tp_config.tensor_parallel_degree", 1) or 1,
-    )
-    batch = fields.parse_count("global_batch_size", "global_train_batch_size", None)
-    length = fields.parse_count("sequence_length", ("max_seq_len", "variables.max_seq_len"), None)
+    fields = Fields(data, references=True)
+    counts = fields.counts(_COUNTS)
+    batch, length = counts["global_batch_size"], counts["sequence_length"]
+    if batch:
+        counts["batch_size"] = None  # llm-foundry computes it from the global one
+        del fields.origins["batch_size"]
     steps, epochs = _run_length(fields, batch, length)
     if epochs is not None:
         _compare_epochs(fields, epochs)
-    return Job(
-        framework="composer",
-        names=ORDERS["composer"].names,
-        sizes=sizes,
-        data_dims=ORDERS["composer"].data_dims,
-        batch_size=None if batch else fields.parse_count("batch_size", "device_train_batch_size", None),
-        sequence_length=length,
+    return fields.job(
+        "composer",
+        "composer",
+        fields.counts(_MESH),
+        **counts,
         gradient_accumulation_steps=1,
-        global_batch_size=batch,
-        micro_batch_size=fields.parse_count("micro_batch_size", "device_train_microbatch_size", None, unset=("auto",)),
         steps=steps,
         epochs=epochs,
         drop_last=fields.flag("train_loader.drop_last", False),
-        learning_rate=fields.number("learning_rate", "optimizer.lr", None),
+        learning_rate=fields.number("learning_rate", "optimizer.lr"),
         schedule=_schedule(fields, steps, batch, length),
-        origins=fields.origins,
-        issues=tuple(fields.issues),
     )
 
 
@@ -127,9 +107,9 @@ def _steps(path: str, duration: tuple[float, str], batch: int | None, length: in
     return None if per_step is None else -(-amount // per_step)
 
 
-def _schedule(fields: Fields, steps: int | None, batch: int | None, length: int | None) -> WarmupDecay | None:
-    curve = _CURVES.get(fields.text("scheduler.name") or "")
-    if curve is None:
+def _schedule(fields: Fields, steps: int | None, batch: int | None, length: int | None) -> ConfiguredSchedule | None:
+    name = fields.text("scheduler.name")
+    if name not in _SCHEDULERS:
         return None
     warmup, warmup_part = _duration_in_steps(fields, "warmup_steps", "scheduler.t_warmup", "0ba", steps, batch, length)
     horizon, horizon_part = _duration_in_steps(fields, "horizon_steps", "scheduler.t_max", "1dur", steps, batch, length)
@@ -139,8 +119,8 @@ def _schedule(fields: Fields, steps: int | None, batch: int | None, length: int 
         return None  # a warm-up of an unknown number of steps, in a schedule of a known one
     if not horizon and (steps is not None or horizon_part is None):
         return None
-    lowest = fields.number("min_factor", "scheduler.alpha_f", 0.0) or 0.0
-    return WarmupDecay(cast("Any", curve), warmup, horizon, lowest, warmup_part, horizon_part)
+    lowest = 1.0 if name == "constant_with_warmup" else fields.number("min_factor", "scheduler.alpha_f", 0.0) or 0.0
+    return ConfiguredSchedule(warmup, warmup_part, horizon=horizon, horizon_part=horizon_part, lowest=lowest)
 
 
 def _compare_epochs(fields: Fields, epochs: int) -> None:

@@ -11,12 +11,31 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from countoff.core.ranks import ORDERS
-from countoff.plan.fields import ConfigError, Fields
+from countoff.plan.fields import ConfigError, Count, Fields
 from countoff.plan.job import Job
-from countoff.plan.readers.torchtitan_toml import check_sequence_length, schedule_of
+from countoff.plan.readers.torchtitan_toml import schedule_of
 
 __all__ = ["load", "read"]
+
+_MESH = {
+    "pp": Count("parallelism.pipeline_parallel_degree", 1),
+    "dp_replicate": Count("parallelism.data_parallel_replicate_degree", 1),
+    "dp_shard": Count("parallelism.data_parallel_shard_degree", -1, unset=(-1,)),
+    "cp": Count("parallelism.context_parallel_degree", 1),
+    "tp": Count("parallelism.tensor_parallel_degree", 1),
+}
+# 0.3.0
+_SEQUENCES = {
+    "batch_size": Count("training.local_batch_size", 8),
+    "sequence_length": Count("training.seq_len", 2048),
+    "global_batch_size": Count("training.global_batch_size", unset=(-1,)),
+}
+# Later: torchtitan/config/configs.py:37, :43 and :51 at b5bcd76c.
+_TOKENS = {
+    "tokens_per_micro_batch": Count("training.num_tokens_per_microbatch_per_dp_rank"),
+    "tokens_per_step": Count("training.num_tokens_per_train_step", unset=(-1,)),
+    "sequence_length": Count("training.max_context_length"),
+}
 
 
 @contextlib.contextmanager
@@ -91,71 +110,29 @@ def read(config: Any) -> Job:
         if getattr(config, section, None) is None:
             raise ConfigError(f"a TorchTitan config has a {section} section; {type(config).__name__} has none")
     fields = Fields(config)
+    mesh, steps = fields.counts(_MESH), fields.count("steps", Count("training.steps", 10_000))
     in_tokens = fields.has("training.num_tokens_per_microbatch_per_dp_rank")
-    steps = fields.parse_count("steps", "training.steps", 10_000) or 1
-    sizes = tuple(_degree(fields, name) for name in ORDERS["torchtitan"].names)
-    return Job(
-        framework="torchtitan",
-        names=ORDERS["torchtitan"].names,
-        sizes=sizes,
-        data_dims=ORDERS["torchtitan"].data_dims,
-        **(_tokens(fields, pipeline=sizes[0]) if in_tokens else _sequences(fields, pipeline=sizes[0])),
+    return fields.job(
+        "torchtitan",
+        "torchtitan",
+        mesh,
+        **(_tokens if in_tokens else _sequences)(fields, has_pipeline=mesh["pp"] != 1),
         steps=steps,
-        expert_parallel=fields.parse_count("expert_parallel", "parallelism.expert_parallel_degree", 1) or 1,
-        experts_must_divide=in_tokens,
         data_ends=not fields.flag("dataloader.infinite", True),
-        schedule=schedule_of(fields, steps),
-        own_checks=(check_sequence_length,),
-        origins=fields.origins,
-        issues=tuple(fields.issues),
+        schedule=schedule_of(fields),
     )
 
 
-def _sequences(fields: Fields, *, pipeline: int) -> dict[str, Any]:
-    batch_size = fields.parse_count("batch_size", "training.local_batch_size", 8) or 1
-    size = fields.parse_count("", "parallelism.pipeline_parallel_microbatch_size", 1) or 1
-    count = batch_size // size if pipeline > 1 else 1
-    if pipeline > 1 and batch_size % size:
-        fields.note(
-            "micro-batches",
-            f"training.local_batch_size {batch_size} does not divide by parallelism.pipeline_parallel_microbatch_size "
-            f"{size}: TorchTitan stops",
-            "stops",
-        )
-    return {
-        "batch_size": batch_size,
-        "sequence_length": fields.parse_count("sequence_length", "training.seq_len", 2048),
-        "global_batch_size": fields.parse_count("global_batch_size", "training.global_batch_size", None, unset=(-1,)),
-        "pipeline_microbatches": max(count, 1),
-    }
+def _sequences(fields: Fields, *, has_pipeline: bool) -> dict[str, Any]:
+    counts = fields.counts(_SEQUENCES)
+    size = fields.count("", Count("parallelism.pipeline_parallel_microbatch_size", 1)) or 1
+    return {**counts, "pipeline_microbatches": max((counts["batch_size"] or 1) // size, 1) if has_pipeline else 1}
 
 
-def _tokens(fields: Fields, *, pipeline: int) -> dict[str, Any]:
+def _tokens(fields: Fields, *, has_pipeline: bool) -> dict[str, Any]:
     # From here on TorchTitan's batch size is that of one pipeline micro-batch, and a batch is several of them.
-    count = fields.parse_count("pipeline_microbatches", "parallelism.num_pp_microbatches", 1) if pipeline > 1 else 1
-    return {
-        "tokens_per_micro_batch": fields.parse_count(
-            "tokens_per_micro_batch", "training.num_tokens_per_microbatch_per_dp_rank", None
-        ),
-        "tokens_per_step": fields.parse_count(
-            "tokens_per_step", "training.num_tokens_per_train_step", None, unset=(-1,)
-        ),
-        "sequence_length": fields.parse_count("sequence_length", "training.max_context_length", None),
-        "pipeline_microbatches": count or 1,
-        "microbatches_inside": False,
-    }
-
-
-def _degree(fields: Fields, name: str) -> int:
-    key = {
-        "pp": "pipeline_parallel_degree",
-        "dp_replicate": "data_parallel_replicate_degree",
-        "dp_shard": "data_parallel_shard_degree",
-        "cp": "context_parallel_degree",
-        "tp": "tensor_parallel_degree",
-    }[name]
-    inferred = (-1,) if name == "dp_shard" else ()
-    return fields.parse_count(name, f"parallelism.{key}", -1 if inferred else 1, unset=inferred) or 1
+    count = fields.count("pipeline_microbatches", Count("parallelism.num_pp_microbatches", 1)) if has_pipeline else 1
+    return {**fields.counts(_TOKENS), "pipeline_microbatches": count or 1, "microbatches_inside": False}
 
 
 def _one_line(error: BaseException) -> str:

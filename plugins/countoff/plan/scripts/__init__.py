@@ -1,1 +1,0 @@
-"""Launch scripts: read without running anything, down to the programs that they start."""

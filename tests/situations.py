@@ -521,7 +521,7 @@ def data() -> Iterator[Situation]:
         yield Situation(
             "WeightsDiffer",
             title,
-            lambda _, digests=digests: weights.judge_weights(20, dict(enumerate(digests)), "layers.3.weight"),
+            lambda _, digests=digests: weights.judge_weights(20, dict(enumerate(digests)), ["layers.3.weight"]),
             adapters=able("WeightsDiffer"),
         )
 

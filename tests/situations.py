@@ -548,7 +548,7 @@ def leaks() -> Iterator[Situation]:
     """Splits of one dataset, with a seed of each rank."""
     able = [adapter for adapter in ALL if "SplitLeak" in WORDS[adapter].kinds]
     samples = {
-        rank: splits.SplitSample.of_places("", 11, set(range(2048)) - evaluated, evaluated)
+        rank: splits.SplitSample.of_places("", 4, set(range(2048)) - evaluated, evaluated)
         for rank, evaluated in enumerate([{6, 8, 85}, {7, 9, 11}])
     }
     yield Situation("SplitLeak", "a random split without a seed", lambda _: splits.judge_splits(samples), adapters=able)

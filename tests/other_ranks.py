@@ -12,26 +12,49 @@ class KeptRecords:
 
     Args:
         standing: What the rank that wrote first has written, wherever records are compared; None: this rank is first.
-        speaker: The guard's speaker, for a check that uses it.
 
     Attributes:
         reported: The records of this rank.
         found: What the check found.
     """
 
-    def __init__(self, standing: Mapping[str, Any] | None = None, speaker: Any = None) -> None:
-        self.speaker = speaker
+    def __init__(self, standing: Mapping[str, Any] | None = None) -> None:
         self.reported: list[Any] = []
         self.found: list[Verdict] = []
         self._standing = standing
 
     def compare(
-        self, key: str, record: Callable[[], Mapping[str, Any]], judge: Callable[[Mapping[str, Any]], Verdict | None]
+        self,
+        key: str,
+        record: Callable[[], Mapping[str, Any]],
+        judge: Callable[[Mapping[str, Any]], Verdict | None],
+        *,
+        ranks: int = 0,
     ) -> None:
-        del key
+        del key, ranks
         self.reported.append(dict(record()))
         if self._standing is not None and (verdict := judge(self._standing)) is not None:
             self.found.append(verdict)
+
+    def ask(
+        self, kind: str, question: Mapping[str, Any], group: Sequence[int], judge: Callable[[Records], Verdict | None]
+    ) -> None:
+        raise AssertionError(f"{kind} asked for a second exchange")
+
+    def answer(self, kind: str, answer: Callable[[Mapping[str, Any]], Mapping[str, Any] | None]) -> None:
+        """Nobody asks here."""
+
+    def settle_question(self, kind: str) -> None:
+        """Nobody asks here."""
+
+    def entries_read(self) -> int:
+        return 0
+
+    def all_have_read(self, entries: int) -> None:
+        """There is no log here."""
+
+    def forget(self, key: str, ranks: Sequence[int] = ()) -> None:
+        """There is no store here."""
 
     def report(
         self,

@@ -519,7 +519,7 @@ def data() -> Iterator[Situation]:
         yield Situation(
             "WeightsDiffer",
             title,
-            lambda _, digests=digests: weights.judge_weights(20, dict(enumerate(digests)), "layers.3.weight"),
+            lambda _, digests=digests: weights.judge_weights(20, dict(enumerate(digests)), ["layers.3.weight"]),
             adapters=able("WeightsDiffer"),
         )
 
@@ -546,7 +546,7 @@ def leaks() -> Iterator[Situation]:
     """Splits of one dataset, with a seed of each rank."""
     able = [adapter for adapter in ALL if "SplitLeak" in WORDS[adapter].kinds]
     samples = {
-        rank: splits.SplitSample.of_places("", 11, set(range(2048)) - evaluated, evaluated)
+        rank: splits.SplitSample.of_places("", 4, set(range(2048)) - evaluated, evaluated)
         for rank, evaluated in enumerate([{6, 8, 85}, {7, 9, 11}])
     }
     yield Situation("SplitLeak", "a random split without a seed", lambda _: splits.judge_splits(samples), adapters=able)

@@ -386,7 +386,7 @@ CASES = {
             two_sided=True,
             options={"weights_every": 2},
             said_first="weights_every, here 2 steps",
-            words="the first parameter that differs is",
+            words="; the first parameter",
             positional=True,
         ),
         Case(

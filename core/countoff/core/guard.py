@@ -39,6 +39,7 @@ from countoff.core.settings import Settings
 from countoff.core.state import NEVER, State
 from countoff.core.store.agreement import Agreement
 from countoff.core.threads import first_fit
+from countoff.core.threads.questions import Questions
 from countoff.core.threads.roll_call import RollCall
 from countoff.core.threads.speaker import MARK_SECONDS
 from countoff.core.verdict import DivergenceError, Remedies, Verdict
@@ -229,6 +230,8 @@ class Guard:
         """
         self.member = member
         self._roll_call = call = RollCall(self.state, member.speaker, self._checks)
+        if self.state.observer is not None:
+            self.state.observer.met(member.speaker)
         others, recorder, own = (
             OtherRanks(self.state, member.speaker, call),
             self.state.observer,
@@ -913,21 +916,42 @@ class OtherRanks:
     """
 
     def __init__(self, state: State, speaker: Speaker, roll_call: RollCall) -> None:
-        self.speaker = speaker
+        self._state, self._speaker = state, speaker
+        questions = Questions(state, speaker)
         self.report = roll_call.report
-        self.state = state
+        self.ask, self.answer, self.settle_question = questions.ask, questions.answer, questions.settle
 
     def compare(
-        self, key: str, record: Callable[[], Mapping[str, Any]], judge: Callable[[Mapping[str, Any]], Verdict | None]
+        self,
+        key: str,
+        record: Callable[[], Mapping[str, Any]],
+        judge: Callable[[Mapping[str, Any]], Verdict | None],
+        *,
+        ranks: int = 0,
     ) -> None:
         """Compares a record with that of the rank that wrote first under the same key."""
-        state, speaker = self.state, self.speaker
+        state, speaker = self._state, self._speaker
 
         def compare(channel: Channel) -> None:
             if (verdict := judge(channel.claim(key, dict(record())))) is not None:
                 find_at_once(state, speaker, channel, verdict)
+            if ranks and channel.add(f"{key}/seen", 1) == ranks:
+                channel.delete(key)
+                channel.delete(f"{key}/seen")
 
         speaker.hand(compare)
+
+    def entries_read(self) -> int:
+        """Returns how many entries of the log this rank needs no more."""
+        return self._speaker.link.passed
+
+    def all_have_read(self, entries: int) -> None:
+        """Tells that no rank needs the first entries of the log any more."""
+        self._speaker.link.heartbeats.all_have_read(entries)
+
+    def forget(self, key: str, ranks: Sequence[int] = ()) -> None:
+        """Deletes a key, or with ranks what these have reported under it, in the background."""
+        self._speaker.hand(lambda channel: channel.forget(key, ranks) if ranks else channel.delete(key))
 
 
 def find_at_once(state: State, speaker: Speaker, channel: Channel, verdict: Verdict) -> None:

@@ -5,43 +5,32 @@ Only choices of rows that are stored are read: the indices of a `Subset`, or tho
 
 from __future__ import annotations
 
-import array
 import contextlib
 import hashlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader, Subset
 
 from countoff._adapter.held_datasets import dealt, is_of_hub, rows_of
-from countoff.core.checks.splits import FACTOR, SAMPLED, SplitSample, width_of
+from countoff.core.checks.splits import SAMPLED, SplitSample
 from countoff.core.data.plain import attribute_of, in_class, items_of, module_of
 from countoff.core.data.unobserved import unobserved
 
 __all__ = ["split_sample"]
 
-_MOST_OBJECTS, _MOST_NUMBERS = 1 << 21, 1 << 25
-"""Indices that are read at most: as objects of Python, about 80 ns each, and in one piece of memory, about 10 ns."""
-_PIECE = 1 << 18
+_MOST = 1 << 22
+"""Indices that are read at most: 0.3 s as objects of Python."""
 _DEPTH = 4
-_SIGNED = FACTOR - (1 << 64)
-_INTEGERS = (torch.int64, torch.int32)
 
 
 class _Choice(NamedTuple):
-    """Rows that were chosen of a dataset.
-
-    Attributes:
-        parent: The dataset.
-        indices: What stores their numbers there: the outermost choice first, each of the rows of the one behind it.
-        rows: How many there are.
-    """
+    """Rows that were chosen of a dataset: their numbers there."""
 
     parent: Any
-    indices: list[Any]
-    rows: int
+    rows: torch.Tensor
 
 
 def split_sample(loaders: Mapping[str | None, Any], *, dp_rank: int, dp_degree: int) -> SplitSample | None:
@@ -63,34 +52,34 @@ def split_sample(loaders: Mapping[str | None, Any], *, dp_rank: int, dp_degree: 
         if chosen is None or not evaluated:
             return None
         known = chosen.parent.num_rows if _is_table(chosen.parent) else rows_of(chosen.parent)
-        sizes = (chosen.rows, *(each.rows for each in evaluated))
-        largest = known or 1 + max(_largest(each) for each in (chosen, *evaluated))
-        width = width_of(max(largest, 1))
+        # Of a length that is not known, ranks come to one number up to which its rows are.
+        rows = known or 1 << max(int(each.rows.max()) for each in (chosen, *evaluated)).bit_length()
+        step = -(-rows // SAMPLED)
         kind = type(chosen.parent)
+        sizes = [len(each.rows) for each in (chosen, *evaluated)]
         of = repr((module_of(kind), kind.__qualname__, known, sizes))
         return SplitSample.of_places(
             hashlib.blake2b(of.encode(), digest_size=8).hexdigest(),
-            width,
-            _places(chosen, width),
-            sorted({place for each in evaluated for place in _places(each, width)}),
+            step,
+            _places(chosen, step),
+            [place for each in evaluated for place in _places(each, step)],
         )
     return None
 
 
 def _choice(dataset: Any) -> _Choice | None:
     """The choice of rows that a dataset is, through choices of choices; None if it stores none."""
-    parent, indices = dataset, []
+    parent, rows = dataset, None
     for _ in range(_DEPTH):
         if _is_subset(parent):
-            indices.append(_stored(attribute_of(parent, "indices")))
-            parent = attribute_of(parent, "dataset")
+            chosen, parent = attribute_of(parent, "indices"), attribute_of(parent, "dataset")
         elif is_of_hub(parent) and parent._indices is not None:
-            indices.append(parent._indices.column(0))
-            parent = parent._data.table
+            chosen, parent = parent._indices.column(0), parent._data.table
         else:
             break
-    rows = rows_of(dataset)
-    return _Choice(parent, indices, rows) if indices and rows else None
+        numbers = _numbers(chosen)
+        rows = numbers if rows is None else numbers[rows]
+    return None if rows is None or not len(rows) else _Choice(parent, rows)
 
 
 def _is_subset(dataset: Any) -> bool:
@@ -118,65 +107,30 @@ def _place_in_memory(table: Any, name: str) -> list[Any]:
     return [(each.offset, [part and part.address for part in each.buffers()]) for each in chunks]
 
 
-def _largest(choice: _Choice) -> int:
-    """The largest number of a row that a choice has."""
-    return max(int(piece.max()) for piece in _rows_of(choice))
+def _places(choice: _Choice, step: int) -> list[int]:
+    """The sampled rows that a choice has, each by its place among them."""
+    rows = choice.rows[(choice.rows >= 0) & (choice.rows % step == 0)]
+    return (rows // step).tolist()
 
 
-def _places(choice: _Choice, width: int) -> list[int]:
-    """The places of the sampled rows that a choice has."""
-    seen = torch.zeros(SAMPLED, dtype=torch.bool)
-    mask = (1 << width) - 1
-    for piece in _rows_of(choice):
-        place = (piece * _SIGNED) & mask
-        seen[place[(place < SAMPLED) & (piece >= 0) & (piece <= mask)]] = True
-    return [int(place) for place in seen.nonzero().flatten().tolist()]
-
-
-def _rows_of(choice: _Choice) -> Iterator[torch.Tensor]:
-    """The numbers of the rows in the dataset that they were chosen of, some at a time."""
-    outer, *inner = choice.indices
-    behind = [torch.cat(list(_pieces(each))) for each in inner]
-    for piece in _pieces(outer):
-        for each in behind:
-            piece = each[piece]
-        yield piece
-
-
-def _stored(indices: Any) -> Any:
-    """The indices, in one piece of memory where they are objects of Python.
-
-    Raises:
-        TypeError: If they are no integers, or if there are too many.
-    """
-    found = items_of(indices)
-    if found is None or type(found) is range:
-        return indices
-    if len(found) > _MOST_OBJECTS or set(map(type, found)) != {int}:
-        raise TypeError(f"expected at most {_MOST_OBJECTS} integers")
-    return torch.frombuffer(array.array("q", found), dtype=torch.int64)
-
-
-def _pieces(indices: Any) -> Iterator[torch.Tensor]:
-    """The indices, some at a time.
+def _numbers(indices: Any) -> torch.Tensor:
+    """Stored indices as a tensor.
 
     Raises:
         TypeError: If their class may compute them, if they are no integers, or if there are too many.
     """
     numpy, arrow = sys.modules.get("numpy"), sys.modules.get("pyarrow")
-    if arrow is not None and type(indices) is arrow.ChunkedArray:
-        for chunk in indices.chunks:
-            yield from _pieces(chunk.to_numpy())
-        return
-    stored = type(indices) in (torch.Tensor, range) or (numpy is not None and type(indices) is numpy.ndarray)
-    if not stored or len(indices) > _MOST_NUMBERS:
+    found = items_of(indices)
+    if found is not None:
+        if len(found) > _MOST or not (type(found) is range or set(map(type, found)) == {int}):
+            raise TypeError(f"expected at most {_MOST} integers")
+        return torch.tensor(found, dtype=torch.int64)
+    if arrow is not None and type(indices) is arrow.ChunkedArray and len(indices) <= _MOST:
+        indices = indices.to_numpy()
+    if numpy is not None and type(indices) is numpy.ndarray and indices.dtype.kind in "iu" and indices.size <= _MOST:
+        indices = torch.from_numpy(indices.astype(numpy.int64))
+    if type(indices) is not torch.Tensor or indices.ndim != 1 or len(indices) > _MOST or indices.device.type != "cpu":
         raise TypeError(f"the indices of a {type(indices)} are not read")
-    for first in range(0, len(indices), _PIECE):
-        piece = indices[first : first + _PIECE]
-        if numpy is not None and type(piece) is numpy.ndarray:
-            piece = torch.from_numpy(piece.astype(numpy.int64))
-        elif type(piece) is range:
-            piece = torch.arange(piece.start, piece.stop, piece.step)
-        if piece.dtype not in _INTEGERS or piece.device.type != "cpu" or piece.ndim != 1:
-            raise TypeError(f"expected integers in the memory of the host, got {piece.dtype} on {piece.device}")
-        yield piece.long()
+    if indices.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"expected integers, got {indices.dtype}")
+    return indices.long()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from countoff.core.checks.check import FitStart
-from countoff.core.checks.splits import FACTOR, SAMPLED, SplitCheck, SplitSample, judge_splits, width_of
+from countoff.core.checks.splits import SAMPLED, SplitCheck, SplitSample, judge_splits
 from countoff.core.protocol.records import RECORD_BYTES, FitPlan, record_text
 from countoff.core.verdict import Verdict
 
@@ -18,12 +18,12 @@ ROWS = 20_000
 
 def sampled(train: range | list[int], evaluated: range | list[int], *, rows: int = ROWS, of: str = "x") -> SplitSample:
     """What a rank tells that has split the rows in this way."""
-    width = width_of(rows)
+    step = -(-rows // SAMPLED)
 
     def places(chosen: range | list[int]) -> list[int]:
-        return [place for row in chosen if (place := row * FACTOR % (1 << width)) < SAMPLED]
+        return [row // step for row in chosen if row % step == 0]
 
-    return SplitSample.of_places(of, width, places(train), places(evaluated))
+    return SplitSample.of_places(of, step, places(train), places(evaluated))
 
 
 def split(seed: int, *, rows: int = ROWS, part: float = 0.1) -> SplitSample:
@@ -68,8 +68,8 @@ def test_random_splits_with_different_seeds_are_found(part: float) -> None:
 
 
 def test_how_often_a_small_evaluation_is_found() -> None:
-    """Where the number of rows is just above a power of two, half of the places are no rows: that is the least."""
-    rows, part = (1 << 15) + 1, 0.002
+    """Where the number of rows is just above a multiple of those that are sampled, or not known, half of them are rows."""
+    rows, part = SAMPLED + 1, 0.002
     trials = 40
     found = sum(
         judged(split(2 * each, rows=rows, part=part), split(2 * each + 1, rows=rows, part=part)) is not None
@@ -98,19 +98,19 @@ def test_splits_of_other_datasets_are_not_compared() -> None:
     assert judge_splits({}) is None
 
 
-@given(st.integers(0, (1 << SAMPLED) - 1), st.integers(0, (1 << SAMPLED) - 1), st.integers(1, 52))
-def test_a_record_fits_into_the_store(train: int, evaluated: int, width: int) -> None:
-    sample = SplitSample("f" * 16, width, train, evaluated)
+@given(st.integers(0, (1 << SAMPLED) - 1), st.integers(0, (1 << SAMPLED) - 1), st.integers(1, 1 << 52))
+def test_a_record_fits_into_the_store(train: int, evaluated: int, step: int) -> None:
+    sample = SplitSample("f" * 16, step, train, evaluated)
     text = record_text(sample.to_json())
     assert len(text) <= RECORD_BYTES
     assert SplitSample.from_json(json.loads(text)) == sample
 
 
-@given(st.dictionaries(st.sampled_from(["of", "width", "train", "evaluated"]), st.integers() | st.text() | st.none()))
+@given(st.dictionaries(st.sampled_from(["of", "step", "train", "evaluated"]), st.integers() | st.text() | st.none()))
 def test_a_record_of_anything_is_refused_or_bounded(record: dict[str, Any]) -> None:
     """Another rank may write anything."""
     try:
-        found = judge_splits({0: split(1, rows=100), 1: SplitSample.from_json({"of": "x", "width": 7, **record})})
+        found = judge_splits({0: split(1, rows=100), 1: SplitSample.from_json({"of": "x", "step": 1, **record})})
     except (KeyError, TypeError, ValueError):
         return
     assert found is None or len(found.sentence) < 200

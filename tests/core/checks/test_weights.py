@@ -3,30 +3,22 @@
 import dataclasses
 import threading
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from countoff.core import Settings
 from countoff.core.checks.check import FitStart
-from countoff.core.checks.weights import (
-    Exchange,
-    Held,
-    Question,
-    Replicas,
-    Weights,
-    answer,
-    divided,
-    judge_weights,
-    narrowed,
-)
+from countoff.core.checks.weights import Replicas, Weights, digests_of, judge_weights
+from countoff.core.guard import OtherRanks
 from countoff.core.protocol.actions import WriteEntry
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.records import RECORD_BYTES, FitPlan, verdict_to_json
 from countoff.core.state import State
 from countoff.core.store.channel import ChannelError, encode
+from countoff.core.words import clip
 from tests.fake_store import FakeSpeaker, FakeStore
-from tests.other_ranks import KeptRecords
 
 MANY = 5_000
 LONG = "module.decoder.layers.127.mixture.experts.255.a_name_that_is_far_too_long_for_a_record." * 4
@@ -43,10 +35,13 @@ class Job:
         self.store = FakeStore()
         self.states = [State(rank, ranks, Settings(weights_every=2), {}) for rank in range(ranks)]
         self.speakers = [FakeSpeaker(state, self.store) for state in self.states]
-        self.exchanges = [Exchange(state, speaker) for state, speaker in zip(self.states, self.speakers, strict=True)]
+        self.pending: list[Any] = [None] * ranks
+        self.checks = [Weights(state, lambda rank=state.rank: self.pending[rank]) for state in self.states]
         self.questions: list[dict[str, Any]] = []
-        for speaker in self.speakers:
+        for state, speaker, check in zip(self.states, self.speakers, self.checks, strict=True):
             speaker.append = self.append  # pyright: ignore[reportAttributeAccessIssue]
+            call: Any = SimpleNamespace(report=None)
+            check.fit_started(FitStart(FitPlan(), {}), OtherRanks(state, speaker, call))
 
     def append(self, entry: dict[str, Any], redundant: Any = lambda: False) -> Any:
         def job(channel: Any) -> None:
@@ -57,9 +52,16 @@ class Job:
 
         return job
 
+    def compare(self, rank: int, held: Replicas, steps: int) -> None:
+        """Lets a rank compare what it holds after that many steps, in the third batch."""
+        self.pending[rank] = SimpleNamespace(collect=lambda: [held])
+        span = SpanCounters("train epoch 0", opened=1, started=3)
+        self.checks[rank].stepped(span, steps)
+        self.checks[rank].looked(span)
+
     def deliver(self) -> None:
         """Lets every rank receive the log, and gather answers, until nothing is left to do."""
-        for _ in range(12):
+        for _ in range(3):
             entries, self.questions = self.questions, []
             for entry in entries:
                 for state in self.states:
@@ -80,8 +82,8 @@ def noted(job: Job) -> list[str]:
 
 
 def compare(job: Job, held: Sequence[Replicas], steps: int = 2) -> None:
-    for exchange, each in zip(job.exchanges, held, strict=True):
-        exchange.compare(Held(steps, "1.3", [each]))
+    for rank, each in enumerate(held):
+        job.compare(rank, each, steps)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 64])
@@ -97,34 +99,35 @@ def test_equal_weights_leave_nothing_in_the_store(ranks: int) -> None:
     (3, [0], "rank 0 holds other weights than ranks 1, 2"),
     (64, [7, 8], "ranks 7, 8 hold other weights than ranks 0–6, 9–63"),
 ])  # fmt: skip
-@pytest.mark.parametrize(("parameters", "changed"), [(1, 0), (32, 31), (33, 32), (MANY, 4_123)])
-def test_the_first_parameter_that_differs_is_found(
-    ranks: int, odd: list[int], who: str, parameters: int, changed: int
+@pytest.mark.parametrize(("parameters", "changed", "named"), [
+    (1, [0], "parameter that differs is layer 0"),
+    (300, [7, 299], "parameters that differ are layer 7, layer 299"),
+    (300, [7, 8, 9, 10], "parameters that differ are layer 7, layer 8, layer 9, …"),
+    (301, [300], "parameter that differs is layer 300"),
+    (MANY, [4_123], "parameter that differs is one of layer 4114 to layer 4130"),
+])  # fmt: skip
+def test_the_first_parameters_that_differ_are_found(
+    ranks: int, odd: list[int], who: str, parameters: int, changed: list[int], named: str
 ) -> None:
-    """Range by range, with records that fit into the store, and by as few ranks as there are."""
-    ranks = min(ranks, 3 if parameters == MANY else 64)
-    if max(odd) >= ranks:
-        return
+    """In one record of each rank, which tells those of a large model by ranges."""
     job = Job(ranks)
     same, other = list(range(parameters)), list(range(parameters))
-    other[changed] = other[-1] = -5
+    for each in changed:
+        other[each] = -5
     compare(job, [replicas(other if rank in odd else same, range(ranks)) for rank in range(ranks)])
     job.deliver()
-    found = noted(job)
-    assert len(found) == 1
-    assert found[0].endswith(f"; the first parameter that differs is layer {changed}.")
-    assert found[0].startswith(f"after 2 optimizer steps, {who};")
-    assert [key for key in job.store.values if not key.endswith("seen")] == []
+    assert noted(job) == [f"after 2 optimizer steps, {who}; the first {named}."]
+    assert [key for key in job.store.values if not key.startswith("answer/")] == []
 
 
 def test_a_rank_that_has_not_got_so_far_answers_later() -> None:
     job = Job(3)
     held = [replicas([1, 2], range(3)), replicas([1, 5], range(3)), replicas([1, 2], range(3))]
-    for exchange, each in list(zip(job.exchanges, held, strict=True))[:2]:
-        exchange.compare(Held(2, "1.3", [each]))
+    for rank in (0, 1):
+        job.compare(rank, held[rank], 2)
     job.deliver()
     assert noted(job) == []
-    job.exchanges[2].compare(Held(2, "1.3", [held[2]]))
+    job.compare(2, held[2], 2)
     job.deliver()
     assert noted(job) == [
         "after 2 optimizer steps, rank 1 holds other weights than ranks 0, 2; the first parameter that differs is "
@@ -146,73 +149,71 @@ def test_only_one_difference_is_reported() -> None:
     for steps in (2, 4):
         compare(job, [replicas([rank], (0, 1)) for rank in (0, 1)], steps)
     job.deliver()
-    assert len(noted(job)) == 1
-    assert job.exchanges[0].last_steps == 2
+    compare(job, [replicas([rank], (0, 1)) for rank in (0, 1)], 6)
+    job.deliver()
+    [found] = noted(job)
+    assert found.startswith("after 2 optimizer steps, ")
+    assert not any("weights/6" in key for key in job.store.values)
 
 
 @pytest.mark.parametrize("ranks", [2, 8, 4096])
 @pytest.mark.parametrize("classes", [2, 3, 4096])
 def test_a_verdict_about_many_ranks_fits_into_the_store(ranks: int, classes: int) -> None:
     answers = {rank * 7: (f"{rank % classes:016x}",) * 32 for rank in range(ranks)}
-    verdict = judge_weights(10**12, answers, LONG)
+    verdict = judge_weights(10**12, answers, [clip(LONG, 60)] * 6)
     entry = {"type": "notice", "verdict": verdict_to_json(verdict), "guard": 4000}
     assert len(encode(entry)) <= RECORD_BYTES
     assert verdict.sentence.startswith("after 1000000000000 optimizer steps, rank")
 
 
 def test_of_two_halves_neither_is_right() -> None:
-    verdict = judge_weights(1, {0: ("a",), 1: ("b",), 2: ("b",), 3: ("a",)}, "")
+    verdict = judge_weights(1, {0: ("a",), 1: ("b",), 2: ("b",), 3: ("a",)}, [])
     assert verdict.sentence == "after 1 optimizer step, ranks 0, 3 hold other weights than ranks 1, 2."
     assert (verdict.ranks, verdict.standing) == ((0, 1, 2, 3), "differ")
-    verdict = judge_weights(1, {rank: (str(rank),) for rank in range(4)}, "w")
+    verdict = judge_weights(1, {rank: (str(rank),) for rank in range(4)}, ["w"])
     assert verdict.sentence.startswith("after 1 optimizer step, ranks 0–3 hold 4 different sets of weights; ")
 
 
-QUESTION = Question(2, "1.3", "a" * 16, 0, 40, 1)
-
-
-def test_a_question_comes_back_as_it_was() -> None:
-    assert Question.from_json(QUESTION.to_json(), range(2)) == QUESTION
+def question(**changed: Any) -> dict[str, Any]:
+    asked = {"steps": 2, "moment": "1.3", "key": "a" * 16, **changed.pop("asked", {})}
+    return {"type": "question", "kind": "WeightsDiffer", "rank": 1, "asked": asked, **changed}
 
 
 @pytest.mark.parametrize("wrong", [
-    {"rank": 2}, {"rank": -1}, {"begin": 40}, {"end": True}, {"steps": "2"}, {"moment": 5}, {"key": "a" * 65},
-    {"moment": None}, {"begin": 1 << 60},
+    {"rank": 2}, {"rank": -1}, {"asked": {"steps": -1}}, {"asked": {"steps": 1 << 60}}, {"asked": {"moment": [5]}},
+    {"asked": {"key": "a" * 65}}, {"asked": {"moment": None}}, {"asked": {"steps": True}},
 ])  # fmt: skip
 def test_a_broken_question_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises((KeyError, TypeError, ValueError)):
-        Question.from_json({**QUESTION.to_json(), **wrong}, range(2))
+        Job(2).states[0].receive(question(**wrong))
 
 
-@pytest.mark.parametrize("wrong", [{}, {"digests": []}, {"digests": "a" * 32}, {"digests": [["a"]] * 2},
-                                   {"digests": ["a" * 16, "b"]}, {"digests": [1, 2]}])  # fmt: skip
+@pytest.mark.parametrize("wrong", [{}, {"parts": ""}, {"parts": 5}, {"parts": "a" * 9}, {"digest": 5},
+                                   {"digest": "a" * 17}])  # fmt: skip
 def test_broken_digests_are_refused(wrong: dict[str, Any]) -> None:
+    known = {"digest": "a" * 16, "parts": "a" * 6}
+    assert digests_of(known, 6) == ("a" * 16, "aaa", "aaa")
     with pytest.raises((KeyError, TypeError, ValueError)):
-        answer(wrong, 0, 2)
+        digests_of({**known, **wrong} if wrong else {}, 6)
 
 
 def test_a_question_about_what_nobody_holds_changes_nothing() -> None:
+    """And only the first one is heard."""
     job = Job(2)
     for number in range(100):
-        job.states[0].receive(QUESTION._replace(key=f"{number:016}").to_json())
+        for state in job.states:
+            state.receive(question(asked={"key": f"{number:016}"}))
     compare(job, [replicas([1], (0, 1))] * 2)
+    job.deliver()
     assert (noted(job), job.store.values) == ([], {})
 
 
 def test_a_foreign_record_is_no_verdict() -> None:
     job = Job(2)
     held = replicas([1], (0, 1))
-    job.store.set(QUESTION._replace(key=held.key, end=1).name, {"digests": ["x"]})
-    with pytest.raises((ChannelError, ValueError)):
-        job.exchanges[0].compare(Held(2, "1.3", [held]))
-
-
-def test_ranges_cover_everything_once() -> None:
-    for begin, end in [(0, 1), (5, 37), (5, 38), (0, MANY)]:
-        parts = divided(begin, end)
-        assert [each for part in parts for each in range(*part)] == list(range(begin, end))
-        assert len(parts) == min(32, end - begin)
-    assert narrowed({0: ["a", "b"], 1: ["a", "b"]}, 0, 2) is None
+    job.store.set(f"weights/2/1.3/{held.key}", {"x": 1})
+    with pytest.raises((ChannelError, KeyError)):
+        job.compare(0, held, 2)
 
 
 @dataclasses.dataclass
@@ -242,7 +243,8 @@ class Training:
         self.state = State(0, 2, Settings(weights_every=every), {})
         self.check = Weights(self.state, begin)
         self.span = SpanCounters("train epoch 0", opened=1)
-        self.check.fit_started(FitStart(FitPlan(), {}), KeptRecords(speaker=FakeSpeaker(self.state, self.store)))
+        self.speaker, call = FakeSpeaker(self.state, self.store), SimpleNamespace(report=None)
+        self.check.fit_started(FitStart(FitPlan(), {}), OtherRanks(self.state, self.speaker, call))  # pyright: ignore[reportArgumentType]
 
     def step(self, steps: int) -> bool:
         """Tells that so many steps are applied; whether the check waits for the next batch now."""
@@ -258,7 +260,7 @@ class Training:
     @property
     def compared(self) -> list[str]:
         """The moments that were compared: their steps, the span and the batch."""
-        return ["/".join(key.split("/")[1:3]) for key in self.store.values if key.endswith("/0-1")]
+        return ["/".join(key.split("/")[1:3]) for key in self.store.values if key.count("/") == 3]
 
 
 def test_a_check_is_due_after_every_nth_step_at_the_next_batch() -> None:
@@ -273,7 +275,8 @@ def test_a_check_is_due_after_every_nth_step_at_the_next_batch() -> None:
 
 def test_nothing_is_checked_behind_a_difference() -> None:
     training = Training(2)
-    training.state.receive(QUESTION._replace(steps=3).to_json())
+    training.state.receive(question(asked={"steps": 3}))
+    training.speaker.poll_once()
     training.step(4)
     assert not training.look(5)
     assert training.compared == []

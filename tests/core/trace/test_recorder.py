@@ -459,7 +459,8 @@ def test_one_rank_of_each_host_compares_clocks_and_not_all_at_once(
             heartbeats = speaker.link.heartbeats
             heartbeats.neighbours = {at: Process(at, 1, 1) for at in range(rank, rank + 4)}
             heartbeats.all_introduced = True
-            recorder.fit_started(BEGINS, KeptRecords(speaker=speaker))
+            recorder.met(speaker)
+            recorder.fit_started(BEGINS, KeptRecords())
             recorder.counted_off()
             recorders.append(recorder)
     turns.turn()

@@ -119,7 +119,7 @@ def test_rows_of_datasets_are_read_through_their_indices() -> None:
     assert other is not None
     assert judge_splits({0: one, 1: other}) is not None
     test = set(parts[0]["test"]["text"])
-    rows = [row for row in range(60) if one.evaluated >> (row * 0x9E3779B97F4A7C15 % 64) & 1]
+    rows = [row for row in range(60) if one.evaluated >> row & 1]
     assert {str(row) for row in rows} == test
     elsewhere = datasets.Dataset.from_dict({"text": [str(number) for number in range(60)]})
     assert told(parts[0]["train"], elsewhere.select([5, 2])) is None

@@ -62,11 +62,13 @@ class TickPart(NamedTuple):
 class Others(Protocol):
     """The other ranks, as a check reaches them. Nothing here waits."""
 
-    speaker: Any
-    """The guard's speaker, for a check that exchanges records in a way of its own."""
-
     def compare(
-        self, key: str, record: Callable[[], Mapping[str, Any]], judge: Callable[[Mapping[str, Any]], Verdict | None]
+        self,
+        key: str,
+        record: Callable[[], Mapping[str, Any]],
+        judge: Callable[[Mapping[str, Any]], Verdict | None],
+        *,
+        ranks: int = 0,
     ) -> None:
         """Compares a record with that of the rank that wrote first under the same key.
 
@@ -74,7 +76,47 @@ class Others(Protocol):
             key: The key, equal on all ranks.
             record: Returns this rank's record. Called on the speaker thread, as the next one.
             judge: Takes the record of the rank that wrote first; returns what is wrong.
+            ranks: After how many ranks have compared the key is deleted; 0: it stays.
         """
+        ...
+
+    def ask(
+        self, kind: str, question: Mapping[str, Any], group: Sequence[int], judge: Callable[[Records], Verdict | None]
+    ) -> None:
+        """Asks ranks for a record each, once in a fit for each kind: the first question counts, whoever asks.
+
+        Args:
+            kind: The kind of verdict that may follow; a check of each rank has registered an answer for it.
+            question: What is asked: numbers and short texts.
+            group: The ranks whose answers are waited for.
+            judge: Takes the answers that have come, by rank; returns what is wrong. Called on the speaker thread.
+        """
+        ...
+
+    def answer(self, kind: str, answer: Callable[[Mapping[str, Any]], Mapping[str, Any] | None]) -> None:
+        """Registers what answers the question of a kind, whichever rank asks.
+
+        Args:
+            kind: The kind.
+            answer: Takes the question; returns this rank's record, or None as long as there is none: it is asked again.
+                Called on the speaker thread.
+        """
+        ...
+
+    def settle_question(self, kind: str) -> None:
+        """Waits until the question of a kind, if one is open, is judged and all ranks know the verdict; 5 s at most."""
+        ...
+
+    def entries_read(self) -> int:
+        """Returns how many entries of the log this rank needs no more."""
+        ...
+
+    def all_have_read(self, entries: int) -> None:
+        """Tells that no rank needs the first entries of the log any more."""
+        ...
+
+    def forget(self, key: str, ranks: Sequence[int] = ()) -> None:
+        """Deletes a key, or with ranks what these have reported under it, in the background."""
         ...
 
     def report(

@@ -111,16 +111,16 @@ class EvenCheck(Check):
             return report
         if span.closed_credits.is_short:
             report["short"] = True
-        return {**report, "read": self._others.speaker.link.passed}
+        return {**report, "read": self._others.entries_read()}
 
     def compare_spans(self, span: SpanCounters, reports: Records) -> Iterator[Verdict | None]:  # noqa: D102
         if (credits := span.closed_credits) is not None and self._others is not None:
             read = min(report["read"] for report in reports.values())
-            self._others.speaker.link.heartbeats.all_have_read(read)
+            self._others.all_have_read(read)
             if short := [rank for rank, report in reports.items() if report.get("short")]:
-                self._others.speaker.forget([credits.end_key])
+                self._others.forget(credits.end_key)
             if reported := short or (self._ranks if credits.is_undecided else ()):
-                self._others.speaker.hand(lambda channel: channel.forget(credits.end_key, reported))
+                self._others.forget(credits.end_key, reported)
         yield repeated(span.name, span.started, {rank: each.get("repeated", 0) for rank, each in reports.items()})
         yield self._judge_rest(span, reports)
 

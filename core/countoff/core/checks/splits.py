@@ -1,15 +1,17 @@
 """Does a rank evaluate with what another rank trains on, because each has split the data in its own way? `SplitLeak`.
 
 Compared once: when the fit has begun, or where the loaders of evaluations are made later, with the first one. All ranks
-know the same `SAMPLED` places of the dataset that they split, and each tells in one bit per place whether it trains on
-that row, and in another one whether it evaluates with it. A row of both kinds, on different ranks, proves the leak.
-That there is none proves nothing.
+look at the same rows of the dataset that they split, every n-th one, and each tells in one bit per row whether it trains
+on it, and in another one whether it evaluates with it. A row of both kinds, on different ranks, proves the leak. That
+there is none proves nothing.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+import operator
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from countoff.core.checks.check import Check, FitStart, Others
@@ -17,7 +19,7 @@ from countoff.core.protocol.records import Records, parse_count
 from countoff.core.verdict import Cause, Verdict, VerdictKind
 from countoff.core.words import clip
 
-__all__ = ["FACTOR", "SAMPLED", "SPLIT_LEAK", "SplitCheck", "SplitSample", "judge_splits", "width_of"]
+__all__ = ["SAMPLED", "SPLIT_LEAK", "SplitCheck", "SplitSample", "judge_splits"]
 
 SPLIT_LEAK = VerdictKind(
     "SplitLeak",
@@ -35,11 +37,8 @@ SPLIT_LEAK = VerdictKind(
 )
 SAMPLED = 2048
 """Rows of the dataset that are compared, at most: two bits for each in a record of 1 KiB."""
-FACTOR = 0x9E3779B97F4A7C15
-"""Row `i` has the place `i * FACTOR` modulo the power of two from the number of rows on: as if at random."""
 _DIGEST = 16
 _NAMED = 3
-_WIDEST = 52
 
 
 class SplitSample(NamedTuple):
@@ -47,29 +46,20 @@ class SplitSample(NamedTuple):
 
     Attributes:
         of: A digest of what is known of that dataset.
-        width: Bits of the number of a row; see `width_of`.
-        train: The sampled rows on which this rank trains: bit `n` stands for the row at place `n`.
+        step: Every so many-th row is sampled.
+        train: The sampled rows on which this rank trains: bit `n` stands for row `n * step`.
         evaluated: Those with which it evaluates, likewise.
     """
 
     of: str
-    width: int
+    step: int
     train: int
     evaluated: int
 
     @classmethod
-    def of_places(cls, of: str, width: int, train: Iterable[int], evaluated: Iterable[int]) -> SplitSample:
-        """Returns the sample with these places, each below `SAMPLED`."""
-        return cls(of, width, _bits(train), _bits(evaluated))
-
-    def to_json(self) -> dict[str, Any]:
-        """What is told of it, as JSON types."""
-        return {
-            "of": self.of[:_DIGEST],
-            "width": self.width,
-            "train": _text_of(self.train),
-            "evaluated": _text_of(self.evaluated),
-        }
+    def of_places(cls, of: str, step: int, train: Iterable[int], evaluated: Iterable[int]) -> SplitSample:
+        """Returns the sample with these bits, each below `SAMPLED`."""
+        return cls(of, step, sum(1 << place for place in set(train)), sum(1 << place for place in set(evaluated)))
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> SplitSample:
@@ -78,10 +68,13 @@ class SplitSample(NamedTuple):
         Raises:
             KeyError, TypeError, ValueError: If it is something else.
         """
-        width = parse_count(record["width"], _WIDEST + 1)
-        return cls(
-            clip(str(record["of"]), _DIGEST + 2), width, _parse_bits(record["train"]), _parse_bits(record["evaluated"])
-        )
+        of = clip(str(record["of"]), _DIGEST + 2)
+        return cls(of, parse_count(record["step"]), _parse_bits(record["train"]), _parse_bits(record["evaluated"]))
+
+    def to_json(self) -> dict[str, Any]:
+        """What is told of it, as JSON types."""
+        bits = [base64.b64encode(each.to_bytes(SAMPLED // 8, "little")).decode() for each in self[2:]]
+        return {"of": self.of[:_DIGEST], "step": self.step, "train": bits[0], "evaluated": bits[1]}
 
 
 class SplitCheck(Check):
@@ -126,63 +119,32 @@ def judge_splits(samples: Mapping[int, SplitSample]) -> Verdict | None:
         samples: What each rank has told, by rank.
 
     Example:
-        >>> one = SplitSample.of_places("", 4, train=[0, 1, 2], evaluated=[3])
-        >>> other = SplitSample.of_places("", 4, train=[0, 1, 3], evaluated=[2])
+        >>> one = SplitSample.of_places("", 10, train=[0, 1, 2], evaluated=[3])
+        >>> other = SplitSample.of_places("", 10, train=[0, 1, 3], evaluated=[2])
         >>> judge_splits({0: one, 1: other}).sentence
-        'row 7 validates on rank 0 and trains on rank 1: the ranks have split the data in different ways.'
+        'row 30 validates on rank 0 and trains on rank 1: the ranks have split the data in different ways.'
         >>> judge_splits({0: one, 1: one}) is None
         True
     """
-    if len({(each.of, each.width) for each in samples.values()}) != 1:
+    if len({(each.of, each.step) for each in samples.values()}) != 1:
         return None
     if any(each.train & each.evaluated for each in samples.values()):
         return None  # a part of the train data is evaluated on purpose
-    trained = 0
-    for each in samples.values():
-        trained |= each.train
+    trained = functools.reduce(operator.or_, (each.train for each in samples.values()))
     rank = next((rank for rank, each in sorted(samples.items()) if each.evaluated & trained), None)
     if rank is None:
         return None
-    evaluated = samples[rank].evaluated
+    evaluated, step = samples[rank].evaluated, samples[rank].step
     other = next(other for other, each in sorted(samples.items()) if each.train & evaluated)
-    rows = _rows(samples[other].train & evaluated, samples[rank].width)
-    several = len(rows) > 1
+    rows = [place * step for place in range(SAMPLED) if (samples[other].train & evaluated) >> place & 1]
     named = ", ".join(map(str, rows[:_NAMED])) + (", …" if len(rows) > _NAMED else "")
-    verbs = ("validate", "train") if several else ("validates", "trains")
-    sentence = (
-        f"row{'s' if several else ''} {named} {verbs[0]} on rank {rank} and {verbs[1]} on rank {other}: the ranks have "
-        "split the data in different ways."
+    what = (
+        f"rows {named} validate on rank {rank} and train"
+        if len(rows) > 1
+        else f"row {named} validates on rank {rank} and trains"
     )
+    sentence = f"{what} on rank {other}: the ranks have split the data in different ways."
     return SPLIT_LEAK.found(sentence, (rank, other), standing="differ")
-
-
-def width_of(rows: int) -> int:
-    """Returns the bits of the number of a row, in a dataset of that many rows.
-
-    Args:
-        rows: At least 1.
-
-    >>> width_of(1), width_of(8), width_of(9)
-    (1, 3, 4)
-    """
-    return max(1, (rows - 1).bit_length())
-
-
-def _rows(bits: int, width: int) -> Sequence[int]:
-    """The rows at the places of the bits, ascending."""
-    inverse = pow(FACTOR, -1, 1 << width)
-    return sorted(place * inverse % (1 << width) for place in range(SAMPLED) if bits >> place & 1)
-
-
-def _bits(places: Iterable[int]) -> int:
-    bits = 0
-    for place in places:
-        bits |= 1 << place
-    return bits
-
-
-def _text_of(bits: int) -> str:
-    return base64.b64encode(bits.to_bytes(SAMPLED // 8, "little")).decode()
 
 
 def _parse_bits(value: object) -> int:

@@ -1,35 +1,31 @@
 """Do ranks that must hold the same weights hold the same ones? `WeightsDiffer`.
 
 At the moments that all ranks have in common (after every n-th optimizer step) each rank has one hash per parameter.
-The ranks that must hold the same ones compare the digests of a few ranges of parameters: the first of them to come
-writes its own, later ones compare with it, and nobody waits. Only where two differ, all of them are asked, range by
-range, until the first parameter that differs is known, and who holds which. In a healthy job, a check costs each rank
-two calls to the store.
+The ranks that must hold the same ones compare one digest of them all: the first of them to come writes its own, later
+ones compare with it, and nobody waits. Only where two differ, all of them are asked once for the digests of their
+parameters. In a healthy job, a check costs each rank two calls to the store.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import threading
-import time
+from base64 import urlsafe_b64encode
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from countoff.core.checks.check import Check, FitStart, Others
 from countoff.core.protocol.counters import SpanCounters
-from countoff.core.protocol.records import Reason, Records, parse_count, parse_rank
+from countoff.core.protocol.records import Reason, Records
 from countoff.core.verdict import Cause, Standing, Verdict, VerdictKind
 from countoff.core.words import clip, count_of, names_of, ranks_by
 
 if TYPE_CHECKING:
     from countoff.core.state import State
-    from countoff.core.store.channel import Channel
-    from countoff.core.store.gathering import Gathering
-    from countoff.core.threads.speaker import Speaker
 
-__all__ = ["PendingHashes", "Question", "Replicas", "Weights", "answer", "judge_weights", "narrowed"]
+__all__ = ["PendingHashes", "Replicas", "Weights", "digests_of", "judge_weights"]
 
 WEIGHTS_DIFFER = VerdictKind(
     "WeightsDiffer",
@@ -45,15 +41,14 @@ WEIGHTS_DIFFER = VerdictKind(
         )
     },
 )
-_RANGES = 32
-"""A record has digests of as many ranges at most: 700 bytes."""
-_DIGEST_CHARACTERS = 16
+_DIGITS, _MOST_DIGESTS = 3, 300
+"""Digits of the digest of a parameter, of 6 bits each, and how many a record has room for. Of a model with more
+parameters, each is of several."""
 _PENDING = 4
 """Checks that may be on their way from a device at the same time; a further one is left out."""
 _KEPT = 32
 """Checks whose hashes are kept for a question of another rank, which may be as many optimizer steps behind."""
-_UNANSWERED = 8
-_SETTLE_SECONDS, _LAST_ANSWERS_SECONDS = 5.0, 3.0
+_MOST_NAMED, _NAME = 3, 60
 
 
 class Replicas(NamedTuple):
@@ -77,28 +72,28 @@ class Replicas(NamedTuple):
         """What all of these ranks have in common, in 16 hexadecimal digits."""
         return hashlib.blake2b(f"{self.ranks} {self.layout}".encode(), digest_size=8).hexdigest()
 
-    def digests(self, begin: int, end: int) -> list[str]:
-        """The digest of each of the ranges into which a range of the parameters is divided, for a record."""
-        return [
-            hashlib.blake2b(
-                b"".join(value.to_bytes(8, "little", signed=True) for value in self.hashes[first:last]), digest_size=8
-            ).hexdigest()
-            for first, last in divided(begin, end)
-        ]
+    @property
+    def digest(self) -> str:
+        """The digest of all values, in 16 hexadecimal digits."""
+        return _digest(self.hashes).hexdigest()
 
+    def answer(self) -> dict[str, Any]:
+        """What is told where they differ from those of another rank: a digest of each parameter, or of a few."""
+        each = self._each
+        parts = [self.hashes[first : first + each] for first in range(0, len(self.hashes), each)]
+        return {
+            "digest": self.digest,
+            "parts": "".join(urlsafe_b64encode(_digest(part).digest()).decode()[:_DIGITS] for part in parts),
+        }
 
-class Held(NamedTuple):
-    """What one rank holds at one moment.
+    def named(self, part: int) -> str:
+        """The parameters of a digest, in words."""
+        names = [clip(name, _NAME) for name in self.names[part * self._each :][: self._each]]
+        return names[0] if len(names) == 1 else f"one of {names[0]} to {names[-1]}"
 
-    Attributes:
-        steps: Optimizer steps applied by then.
-        moment: When that was, by the batches of this rank; ranks compare only where it is equal.
-        replicas: What it holds in common with others.
-    """
-
-    steps: int
-    moment: str
-    replicas: Sequence[Replicas]
+    @property
+    def _each(self) -> int:
+        return max(1, -(-len(self.hashes) // _MOST_DIGESTS))
 
 
 class PendingHashes(Protocol):
@@ -107,50 +102,6 @@ class PendingHashes(Protocol):
     def collect(self) -> Sequence[Replicas] | None:
         """Returns the hashes; None while some are on their way from a device. Must not wait."""
         ...
-
-
-class Question(NamedTuple):
-    """A question to all ranks that must hold the same weights, as an entry of the log: what do you hold in this range?
-
-    Attributes:
-        steps: Of the check: its optimizer steps.
-        moment: Of the check: when it was.
-        key: Of the replicas.
-        begin: The first parameter of the range.
-        end: The one behind the last.
-        rank: The rank that asks.
-    """
-
-    steps: int
-    moment: str
-    key: str
-    begin: int
-    end: int
-    rank: int
-
-    @classmethod
-    def from_json(cls, entry: Mapping[str, Any], ranks: Sequence[int]) -> Question:
-        """Reads the log's entry of another rank.
-
-        Raises:
-            KeyError, TypeError, ValueError: If it is no such entry.
-        """
-        begin, end = parse_count(entry["begin"]), parse_count(entry["end"])
-        moment, key = entry["moment"], entry["key"]
-        if not (isinstance(moment, str) and len(moment) <= 64 and isinstance(key, str) and len(key) <= 64):
-            raise ValueError(f"expected two short texts, got {moment!r:.80} and {key!r:.80}")
-        if begin >= end:
-            raise ValueError(f"expected a range of parameters, got {begin} to {end}")
-        return cls(parse_count(entry["steps"]), moment, key, begin, end, parse_rank(entry["rank"], ranks))
-
-    def to_json(self) -> dict[str, Any]:
-        """The log's entry; `from_json` is its inverse."""
-        return {"type": "weights", **self._asdict()}
-
-    @property
-    def name(self) -> str:
-        """Under what the answers lie in the store; that of the whole range is where the first rank writes."""
-        return f"weights/{self.steps}/{self.moment}/{self.key}/{self.begin}-{self.end}"
 
 
 class Weights(Check):
@@ -170,11 +121,14 @@ class Weights(Check):
         self._thread = threading.get_ident()
         self._due: int | None = None
         self._pending: list[tuple[int, str, PendingHashes]] = []
-        self._exchange: Exchange | None = None
+        self._others: Others | None = None
+        self._kept: dict[tuple[int, str, str], Replicas] = {}
+        self._last_steps: int | None = None
 
     def fit_started(self, start: FitStart, others: Others | None) -> None:  # noqa: D102
         if others is not None and self._begin is not None and self._state.settings.weights_every:
-            self._exchange, self.watches_steps = Exchange(self._state, others.speaker), True
+            self._others, self.watches_steps = others, True
+            others.answer(WEIGHTS_DIFFER.name, self._answer)
 
     def stepped(self, span: SpanCounters, steps: int) -> None:  # noqa: D102
         # On another thread, the weights would be read while a step changes them.
@@ -193,13 +147,13 @@ class Weights(Check):
         self._compare_what_is_there()
 
     def settle(self) -> None:  # noqa: D102
-        if self._exchange is not None:
-            self._exchange.settle()
+        if self._others is not None:
+            self._others.settle_question(WEIGHTS_DIFFER.name)
 
     def _look(self, span: SpanCounters) -> None:
         """Begins the check that is due, and compares what is there of earlier ones."""
         steps, self._due = self._due, None
-        last = None if self._exchange is None else self._exchange.last_steps
+        last = self._last_steps
         if steps is not None and (last is None or steps <= last) and self._may_begin and self._begin is not None:
             with contextlib.suppress(Exception):  # as without memory, or without a process group any more
                 # The moment is in the same words on all ranks.
@@ -220,189 +174,81 @@ class Weights(Check):
                 replicas = ()
             if replicas is not None:
                 self._pending.remove(each)
-                if self._exchange is not None:
-                    self._exchange.compare(Held(steps, moment, replicas))
+                for held in replicas:
+                    self._compare(steps, moment, held)
         self.wants_batch = bool(self._pending)
 
+    def _compare(self, steps: int, moment: str, replicas: Replicas) -> None:
+        others = self._others
+        if others is None:
+            return
+        asked = {"steps": steps, "moment": moment, "key": replicas.key}
 
-class Exchange:
-    """The comparison of weights through the store, in the background: all of it on the speaker thread.
+        def record() -> dict[str, Any]:
+            self._keep(steps, moment, replicas)
+            return {"digest": replicas.digest}
 
-    Only where two ranks differ, one of them asks all that must hold the same, by an entry of the log, and each answers
-    under a key of its own.
+        def judge(standing: Mapping[str, Any]) -> None:
+            if standing["digest"] != replicas.digest:
+                others.ask(WEIGHTS_DIFFER.name, asked, replicas.ranks, partial(_judge, steps, replicas))
+
+        ranks = len(replicas.ranks)
+        others.compare(f"weights/{steps}/{moment}/{replicas.key}", record, judge, ranks=ranks)
+
+    def _keep(self, steps: int, moment: str, replicas: Replicas) -> None:
+        self._kept[steps, moment, replicas.key] = replicas
+        oldest = steps - _KEPT * max(1, self._state.settings.weights_every)
+        for key in [each for each in self._kept if each[0] <= oldest]:
+            del self._kept[key]
+
+    def _answer(self, question: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Answers the question of a rank that has found a difference. Nothing later is checked after that."""
+        if self._last_steps is None:
+            self._last_steps = int(question["steps"])
+        replicas = self._kept.get((question["steps"], question["moment"], question["key"]))
+        return None if replicas is None else replicas.answer()  # of other ranks, or this rank has not got so far
+
+
+def _judge(steps: int, replicas: Replicas, records: Records) -> Verdict | None:
+    answers = {rank: digests_of(record, len(replicas.answer()["parts"])) for rank, record in records.items()}
+    if len(set(answers.values())) < 2:
+        return None
+    parts = zip(*(parts for _, *parts in answers.values()), strict=True)
+    differ = [number for number, digests in enumerate(parts) if len(set(digests)) > 1]
+    names = [replicas.named(part) for part in differ[:_MOST_NAMED]] + (["…"] if len(differ) > _MOST_NAMED else [])
+    return judge_weights(steps, answers, names)
+
+
+def digests_of(record: Mapping[str, Any], length: int) -> tuple[str, ...]:
+    """Reads the digests in another rank's answer: that of all parameters, and those of each or of a few.
 
     Args:
-        state: This rank's state.
-        speaker: This rank's speaker.
-
-    Attributes:
-        last_steps: Optimizer steps of the check in which ranks differ; nothing is checked after that. None while no
-            difference is known.
-    """
-
-    def __init__(self, state: State, speaker: Speaker) -> None:
-        self.last_steps: int | None = None
-        self._state = state
-        self._speaker = speaker
-        self._kept: dict[tuple[int, str, str], Replicas] = {}
-        self._unanswered: list[Question] = []
-        self._gatherings: list[Gathering] = []
-        self._holders: dict[int, tuple[str, ...]] = {}
-        self._decided = False
-        state.readers["weights"] = self._asked
-
-    def compare(self, held: Held) -> None:
-        """Compares what this rank holds with what others hold. Waits for nothing.
-
-        Args:
-            held: What it holds.
-        """
-        self._speaker.hand(lambda channel: self._compare(channel, held))
-
-    def settle(self) -> None:
-        """Waits until the question that is open, if there is one, is decided and every rank knows; 5 s at most."""
-        state, deadline = self._state, time.monotonic() + _SETTLE_SECONDS
-
-        def worth_waiting() -> bool:
-            alive = self._speaker.link.connected and state.end is None
-            return alive and time.monotonic() < deadline
-
-        self._speaker.catch_up_now(worth_waiting)  # the question of another rank may be in the log
-        while self.last_steps is not None and not self._is_decided() and worth_waiting():
-            for gathering in list(self._gatherings):  # of a rank that has left, no answer will come
-                gathering.end_by(deadline - _SETTLE_SECONDS + _LAST_ANSWERS_SECONDS)
-            time.sleep(0.01)
-
-    def _is_decided(self) -> bool:
-        return self._decided or any(notice.kind == "WeightsDiffer" for notice in self._state.notices)
-
-    def _compare(self, channel: Channel, held: Held) -> None:
-        state = self._state
-        for replicas in held.replicas:
-            self._kept[held.steps, held.moment, replicas.key] = replicas
-            if not state.comparing or state.end is not None:
-                continue
-            asks = Question(held.steps, held.moment, replicas.key, 0, len(replicas.names), state.rank)
-            own = replicas.digests(asks.begin, asks.end)
-            standing = channel.claim(asks.name, {"rank": state.rank, "digests": own})
-            if answer(standing, asks.begin, asks.end) != tuple(own):
-                self._ask(channel, asks)
-            seen = f"{asks.name}/seen"
-            if channel.add(seen, 1) == len(replicas.ranks):
-                channel.delete(asks.name)
-                channel.delete(seen)
-        waiting, self._unanswered = self._unanswered, []
-        for question in waiting:
-            self._answer(channel, question)
-        for steps, moment, key in list(self._kept):
-            if steps <= held.steps - _KEPT * max(1, state.settings.weights_every):
-                del self._kept[steps, moment, key]
-
-    def _ask(self, channel: Channel, question: Question) -> None:
-        """Asks all ranks what they hold, unless another rank has asked first."""
-        first = question.begin == 0 and not self._holders
-        self._speaker.append(question.to_json(), lambda: first and self.last_steps is not None)(channel)
-
-    def _asked(self, entry: Mapping[str, Any]) -> Callable[[], None]:
-        """Reads the question of a rank; returns what it does. Called for each such entry of the log.
-
-        Raises:
-            KeyError, TypeError, ValueError: If it is no question.
-        """
-        question = Question.from_json(entry, self._state.ranks)
-
-        def take() -> None:
-            if self.last_steps is None:
-                self.last_steps = question.steps
-            self._speaker.hand(lambda channel: self._answer(channel, question))
-
-        return take
-
-    def _answer(self, channel: Channel, question: Question) -> None:
-        replicas = self._kept.get((question.steps, question.moment, question.key))
-        if replicas is None:  # another group of ranks, or this rank has not got so far
-            self._unanswered = [*self._unanswered[-_UNANSWERED:], question]
-            return
-        if question.end > len(replicas.names):
-            return
-        own = replicas.digests(question.begin, question.end)
-        channel.report(question.name, self._state.rank, {"digests": own})
-        if question.rank != self._state.rank:
-            return
-
-        def gathered(records: Records, missing: list[int]) -> None:
-            del missing  # the ranks that answered can be compared
-            self._gatherings.remove(gathering)
-            self._decide(question, replicas, records)
-
-        deadline = time.monotonic() + self._state.settings.deadline_seconds
-        gathering = self._speaker.gather(question.name, replicas.ranks, deadline, gathered)
-        self._gatherings.append(gathering)
-
-    def _decide(self, question: Question, replicas: Replicas, records: Records) -> None:
-        """Gives the verdict once the first parameter that differs is known, or asks for a narrower range."""
-        answers = {rank: answer(record, question.begin, question.end) for rank, record in records.items()}
-        self._holders = self._holders or answers
-        found = narrowed(answers, question.begin, question.end)
-        if found is not None and found[1] - found[0] > 1:
-            narrower = question._replace(begin=found[0], end=found[1])
-            self._speaker.hand(lambda channel: self._ask(channel, narrower))
-            return
-        self._decided = True
-        if len(set(self._holders.values())) > 1:
-            parameter = "" if found is None else replicas.names[found[0]]
-            self._state.find(judge_weights(question.steps, self._holders, parameter))
-
-
-def divided(begin: int, end: int) -> list[tuple[int, int]]:
-    """Returns the ranges, at most 32 and nearly equal, into which a range is divided.
-
-    >>> divided(0, 3), len(divided(0, 1000))
-    ([(0, 1), (1, 2), (2, 3)], 32)
-    """
-    count = min(_RANGES, end - begin)
-    edges = [begin + (end - begin) * number // count for number in range(count + 1)]
-    return list(itertools.pairwise(edges))
-
-
-def answer(record: Mapping[str, Any], begin: int, end: int) -> tuple[str, ...]:
-    """Reads the digests in another rank's record of a range.
+        record: The answer.
+        length: Digits of the latter in all.
 
     Raises:
-        KeyError, ValueError: If it has others than that range has.
+        KeyError, ValueError: If it has others than that.
     """
-    digests, count = record["digests"], len(divided(begin, end))
-    if not isinstance(digests, list) or len(digests) != count:
-        raise ValueError(f"expected {count} digests, got {digests!r:.80}")
-    if not all(isinstance(each, str) and len(each) == _DIGEST_CHARACTERS for each in digests):
-        raise ValueError(f"expected digests of {_DIGEST_CHARACTERS} characters, got {digests!r:.80}")
-    return tuple(digests)
+    whole, parts = record["digest"], record["parts"]
+    if not (isinstance(whole, str) and len(whole) <= 16 and isinstance(parts, str) and len(parts) == length):
+        raise ValueError(f"expected {length} digits, got {parts!r:.80}")
+    return (whole, *(parts[first : first + _DIGITS] for first in range(0, length, _DIGITS)))
 
 
-def narrowed(answers: Mapping[int, Sequence[str]], begin: int, end: int) -> tuple[int, int] | None:
-    """Returns the first of the ranges in which ranks differ; None if they differ in none.
-
-    Args:
-        answers: The digests of each rank's ranges.
-        begin: The first parameter of the whole range.
-        end: The one behind the last.
-    """
-    for number, each in enumerate(divided(begin, end)):
-        if len({digests[number] for digests in answers.values()}) > 1:
-            return each
-    return None
+def _digest(hashes: Sequence[int]) -> Any:
+    return hashlib.blake2b(b"".join(value.to_bytes(8, "little", signed=True) for value in hashes), digest_size=8)
 
 
-def judge_weights(steps: int, answers: Mapping[int, Sequence[str]], parameter: str) -> Verdict:
+def judge_weights(steps: int, answers: Mapping[int, Sequence[str]], parameters: Sequence[str]) -> Verdict:
     """Returns the verdict about ranks of which not all hold the same weights.
 
     Args:
         steps: Optimizer steps after which they were compared.
         answers: By rank, digests of all parameters, of which two at least differ.
-        parameter: Name of the first parameter that differs; empty if that is not known.
+        parameters: Names of the first parameters that differ, as far as that is known.
 
     Example:
-        >>> print(judge_weights(20, {0: ["a"], 1: ["a"], 2: ["b"]}, "head.weight").sentence)
+        >>> print(judge_weights(20, {0: ["a"], 1: ["a"], 2: ["b"]}, ["head.weight"]).sentence)
         after 20 optimizer steps, rank 2 holds other weights than ranks 0, 1; the first parameter that differs is \
 head.weight.
     """
@@ -426,6 +272,7 @@ head.weight.
             who = f"{names_of(most)} hold other weights than {names_of(odd)}"
         else:
             who = f"{names_of(sorted(answers))} hold {len(groups)} different sets of weights"
-    first = f"; the first parameter that differs is {clip(parameter, 120)}" if parameter else ""
+    verb = "parameter that differs is" if len(parameters) == 1 else "parameters that differ are"
+    first = f"; the first {verb} {', '.join(parameters)}" if parameters else ""
     sentence = f"after {count_of(steps, 'optimizer step')}, {who}{first}."
     return WEIGHTS_DIFFER.found(sentence, named, standing=standing)

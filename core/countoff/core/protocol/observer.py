@@ -12,6 +12,14 @@ from countoff.core.verdict import Verdict
 class Observer(Protocol):
     """What the threads of the runtime tell; each call but the last returns at once."""
 
+    def met(self, speaker: Any) -> None:
+        """There are other ranks.
+
+        Args:
+            speaker: The guard's speaker.
+        """
+        ...
+
     def warned(self, warning: Verdict) -> None:
         """This rank has printed a warning."""
         ...

@@ -2,5 +2,5 @@
 
 The whole process has its threads (`process_threads`) and its link to the other ranks (`link`). A guard is one of their
 members (`member`). It has a speaker, which writes, a watchdog, and a participation, which says whether it still takes
-part. The roll call, the even pass and the stall are what a guard exchanges with the others.
+part. The roll call, questions, the even pass and the stall are what a guard exchanges with the others.
 """

@@ -88,7 +88,7 @@ class Recorder(Listener):
         self._begun = self._finished = self._ended = False
         self._next_tick = self._next_clock = 0.0
         self.span: SpanCounters | None = None  # the innermost one by the lines so far; of the writer's thread
-        self._others: Others | None = None
+        self._met: Speaker | None = None
         self._speaker: Speaker | None = None
         self._versions: Mapping[str, str] = {}
         self._rows: Records = {}
@@ -101,9 +101,12 @@ class Recorder(Listener):
 
     # Told by the guard, on the training thread.
 
+    def met(self, speaker: Speaker) -> None:
+        """Takes the guard's speaker, where there are other ranks."""
+        self._met = speaker
+
     def fit_started(self, start: FitStart, others: Others | None) -> None:  # noqa: D102
         state, plan = self._state, start.plan
-        self._others = others
         self._versions = {**verdict_file.versions(), **start.versions}
         line = self.line(
             "begin",
@@ -134,7 +137,7 @@ class Recorder(Listener):
         The lowest rank of a host tells it for all of them.
         """
         self._next_clock = time.monotonic() + self._state.rank * _CLOCK_APART_SECONDS % _CLOCK_SECONDS
-        self._speaker = None if self._others is None else self._others.speaker
+        self._speaker = self._met
 
     def span_opening(self, span: SpanCounters) -> None:  # noqa: D102
         more = {"eval": True} if span.evaluation else {"at": span.started} if span.started else {}

@@ -54,7 +54,7 @@ def test_a_rank_with_collectives_that_nccl_has_not_completed_waits_for_them(
     found: Place, queued: frozenset[Any], call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stacks, "main_thread", lambda: found)
-    monkeypatch.setattr(before_fit, "unfinished", lambda: queued)
+    monkeypatch.setattr(before_fit.collectives, "unfinished", lambda: queued)
     assert before_fit.place().call == call
 
 

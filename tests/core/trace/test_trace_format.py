@@ -6,7 +6,7 @@ import pytest
 
 from countoff.core.checks.check import FitStart
 from countoff.core.checks.even import EvenCheck
-from countoff.core.checks.plan import PROOF_FIELDS, judge_plans
+from countoff.core.checks.plan import PROOF_FIELDS, PlanCheck, judge_plans
 from countoff.core.protocol.records import FitPlan
 from countoff.core.settings import Settings
 from countoff.core.state import State
@@ -46,8 +46,9 @@ def test_the_page_has_the_files_of_an_incident() -> None:
 def test_the_values_that_ranks_compare_are_those_of_the_roll_call() -> None:
     assert {*COMPARED_PLAN, *COMPARED_LIMITS} == set(PROOF_FIELDS)
     assert {*COMPARED_PLAN, *COMPARED_LIMITS} <= FitPlan().to_json().keys()
-    even = EvenCheck(State(0, 2, Settings(uneven_train="stop"), {}))
-    assert {*COMPARED_SETTINGS} == even.report(FitStart(FitPlan(), {}), 0).keys() - {"length", "now"}
+    start = FitStart(FitPlan(), {})
+    even = EvenCheck(State(0, 2, Settings(uneven_train="stop"), {})).report(start, 0).keys() - {"length", "now"}
+    assert {*COMPARED_SETTINGS} == even | PlanCheck(weights_every=5).report(start, 0).keys() - {"plan"}
     for name in COMPARED_LIMITS:
         unlimited = {name: None}
         assert judge_plans({0: unlimited, 1: {name: 1}}) is not None

@@ -42,15 +42,6 @@ def test_a_schedule_that_ends_half_way_is_reported(run_ranks):
     assert rates[8] > 0
 
 
-def test_a_schedule_that_was_probably_made_in_steps_is_reported(run_ranks):
-    """Of 27 steps, which are 3 epochs of 9 and no number of ticks: a guess, as nobody has told the run's length."""
-    results = run_ranks(cases.scheduled, 2, 27, None, 1, 72)
-    (line,) = said(results)
-    assert "the learning rate probably ends too early, at step 14: LinearLR was made for 27 steps, and is " in line
-    assert "why: This is a guess: 27 steps are 3 epochs of 9 steps of the optimizer" in results[0].output
-    assert "do:  tell attach how long the run is, with epochs= or max_steps=" in results[0].output
-
-
 @pytest.mark.parametrize(
     ("horizon", "epochs", "samples", "warmup"),
     [(19 * 9, 9, 76, 0), (19 * 3, 1, 76, 100), (30, 1, 80, 0)],

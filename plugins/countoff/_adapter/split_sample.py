@@ -109,7 +109,7 @@ def _place_in_memory(table: Any, name: str) -> list[Any]:
 
 def _places(choice: _Choice, step: int) -> list[int]:
     """The sampled rows that a choice has, each by its place among them."""
-    rows = choice.rows[(choice.rows >= 0) & (choice.rows % step == 0)]
+    rows = choice.rows[(choice.rows >= 0) & (choice.rows < step * SAMPLED) & (choice.rows % step == 0)]
     return (rows // step).tolist()
 
 

@@ -68,7 +68,7 @@ def test_random_splits_with_different_seeds_are_found(part: float) -> None:
 
 
 def test_how_often_a_small_evaluation_is_found() -> None:
-    """Where the number of rows is just above a multiple of those that are sampled, or not known, half of them are rows."""
+    """Where there are a few rows more than are sampled, every second one is: that is the least."""
     rows, part = SAMPLED + 1, 0.002
     trials = 40
     found = sum(

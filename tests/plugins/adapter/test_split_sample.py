@@ -162,3 +162,12 @@ def test_nothing_is_changed_and_negative_indices_are_no_rows() -> None:
     parts = random_split(parent, [30, 10], torch.Generator().manual_seed(1))
     assert told(*parts) is not None
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_an_index_that_the_dataset_does_not_have_is_no_row() -> None:
+    """The program fails where it reads it, and not here."""
+    rows = list(range(4096))
+    found = told(Subset(rows, [0, 8192]), Subset(rows, [2]))  # pyright: ignore[reportArgumentType]
+    assert found is not None
+    assert (found.train, found.evaluated) == (1, 2)
+    assert SplitSample.from_json(found.to_json()) == found

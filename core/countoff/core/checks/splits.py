@@ -1,9 +1,9 @@
 """Does a rank evaluate with what another rank trains on, because each has split the data in its own way? `SplitLeak`.
 
 Compared once: when the fit has begun, or where the loaders of evaluations are made later, with the first one. All ranks
-look at the same rows of the dataset that they split, every n-th one, and each tells in one bit per row whether it trains
-on it, and in another one whether it evaluates with it. A row of both kinds, on different ranks, proves the leak. That
-there is none proves nothing.
+look at the same rows of the dataset that they split, every n-th one. Each tells in one bit per row whether it trains on
+it, and in another one whether it evaluates with it. A row of both kinds, on different ranks, proves the leak. That there
+is none proves nothing.
 """
 
 from __future__ import annotations
@@ -138,12 +138,11 @@ def judge_splits(samples: Mapping[int, SplitSample]) -> Verdict | None:
     other = next(other for other, each in sorted(samples.items()) if each.train & evaluated)
     rows = [place * step for place in range(SAMPLED) if (samples[other].train & evaluated) >> place & 1]
     named = ", ".join(map(str, rows[:_NAMED])) + (", …" if len(rows) > _NAMED else "")
-    what = (
-        f"rows {named} validate on rank {rank} and train"
-        if len(rows) > 1
-        else f"row {named} validates on rank {rank} and trains"
+    noun, validate, train = ("rows", "validate", "train") if len(rows) > 1 else ("row", "validates", "trains")
+    sentence = (
+        f"{noun} {named} {validate} on rank {rank} and {train} on rank {other}: the ranks have split the data in "
+        "different ways."
     )
-    sentence = f"{what} on rank {other}: the ranks have split the data in different ways."
     return SPLIT_LEAK.found(sentence, (rank, other), standing="differ")
 
 

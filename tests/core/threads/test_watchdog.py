@@ -448,8 +448,7 @@ class Ending:
         self.samples += 1
         return self.place
 
-    def _exit(self, code: int) -> None:
-        assert code == 87
+    def _exit(self) -> None:
         self.exits += 1
 
     def _pass(self, seconds: float) -> None:

@@ -25,8 +25,7 @@ from countoff._adapter import even_loaders
 from countoff.core.store.channel import Channel
 from countoff.core.threads.process_threads import ProcessThreads
 from countoff.torch import attach
-from integration_tests import devices
-from integration_tests.constants import put
+from integration_tests import constants, devices
 from integration_tests.harness import tell
 from integration_tests.jobs import digits, own_rank, weights
 
@@ -118,7 +117,7 @@ def run(case: Case, watched: bool) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         if watched:
             handle = attach(
-                train=loader, eval=evals, optimizer=optimizer, uneven_train=case.policy, **taken(case.options)
+                train=loader, eval=evals, optimizer=optimizer, uneven_train=case.policy, **constants.taken(case.options)
             )
             stack.enter_context(handle)
         for epoch in range(len(case.epochs)):
@@ -334,7 +333,7 @@ def paced(lookaheads: Sequence[int]) -> list[int]:
     counts: list[int] = []
     for slow, lookahead in itertools.product(range(2), lookaheads):
         loader = DataLoader(Paced(slow, lookahead), batch_size=None)
-        put(LOOKAHEAD=lookahead)
+        constants.put(LOOKAHEAD=lookahead)
         with attach(train=loader, uneven_train="stop"):
             counts.append(sum(1 for _ in loader))
     return counts

@@ -3,6 +3,7 @@
 import copy
 import itertools
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -103,7 +104,8 @@ def evaluation_on_ranks_that_are_told(options):
     model, optimizer, loader, _ = _start()
     evaluation = DataLoader(sharded(40, seed=4).dataset, batch_size=4)
     losses = []
-    with attach(train=loader, eval=evaluation, optimizer=optimizer, **{**options, "uneven_eval": "off"}):
+    told: dict[str, Any] = {**options, "uneven_eval": "off"}
+    with attach(train=loader, eval=evaluation, optimizer=optimizer, **told):
         for epoch in range(3):
             train(model, optimizer, loader, 1, start=epoch)
             if own_rank() == 1:

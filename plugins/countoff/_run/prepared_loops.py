@@ -23,7 +23,7 @@ from countoff._adapter.iterator_proxy import IteratorProxy
 from countoff._adapter.observed_loop import ObservedLoop, active_loops
 from countoff._adapter.torch_facts import on_optimizer_step
 from countoff._run.unobserved import say_unobserved
-from countoff.core import DivergenceError, Settings
+from countoff.core import DivergenceError, Settings, constants
 from countoff.core.data.fingerprint import Begun, begin_fingerprint
 from countoff.core.ending.shutdown import print_line
 
@@ -99,7 +99,7 @@ class PreparedLoops:
     def takes(self, begun: _Begun, batch: Any) -> None:
         """Counts a batch of a pass that is not known to train, and reads the first ones."""
         begun.taken += 1
-        if len(begun.read) < self.settings.fingerprint_batches:
+        if self.settings.compare_data and len(begun.read) < constants.FINGERPRINT_BATCHES:
             begun.read.append(begin_fingerprint(batch))
         if self._loop is not None:
             self._loop.guard.evidence.elsewhere += 1

@@ -2,13 +2,8 @@
 
 Compared once: when the fit has begun, or where the loaders of evaluations are made later, with the first one. All ranks
 look at the same rows of the dataset that they split, every n-th one. Each tells in one bit per row whether it trains on
-<<<<<<< HEAD
-it, and in another one whether it evaluates with it. A row of both kinds, on different ranks, proves the leak. No such
-row proves nothing.
-=======
-it, and in another one whether it evaluates with it. A row of both kinds, on different ranks, proves the leak. None of
-them proves nothing.
->>>>>>> r8
+it, and in another one whether it evaluates with it. A row of both kinds, on different ranks, proves the leak. That
+there is none proves nothing.
 """
 
 from __future__ import annotations

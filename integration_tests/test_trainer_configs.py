@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,14 +11,10 @@ pytest.importorskip("transformers")
 
 import torch
 import transformers
-from accelerate.utils.deepspeed import HfDeepSpeedConfig
-from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
 from transformers.optimization import get_scheduler
 
 from countoff._adapter.declared_schedules import declared_ending
-from countoff.plan.checks import check_job
 from countoff.plan.readers import transformers as reader
-from countoff.plan.readers.transformers import TRAINING_ARGUMENTS
 
 RATE = 1e-3
 RUN = 60
@@ -99,13 +94,6 @@ def test_every_scheduler_of_transformers_is_known() -> None:
         assert reader.read({"lr_scheduler_type": kind.value}).framework == "transformers"
 
 
-def test_every_argument_of_transformers_is_known() -> None:
-    """The list of names has each field of the installed TrainingArguments."""
-    fields = dataclasses.fields(transformers.Seq2SeqTrainingArguments)
-    assert len(fields) > 100
-    assert {field.name for field in fields} <= TRAINING_ARGUMENTS
-
-
 def test_the_defaults_are_those_of_transformers() -> None:
     """What is not written in a file is what TrainingArguments has by default."""
     job = reader.read({})
@@ -117,56 +105,3 @@ def test_the_defaults_are_those_of_transformers() -> None:
     assert job.drop_last == defaults["dataloader_drop_last"]
     assert getattr(defaults["lr_scheduler_type"], "value", defaults["lr_scheduler_type"]) == "linear"
     assert not any(job.origins[name].given for name in ("batch_size", "gradient_accumulation_steps", "epochs"))
-
-
-def refused(tmp_path: Path, arguments: dict[str, Any]) -> bool:
-    """Whether transformers itself refuses the arguments."""
-    try:
-        transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none", **arguments)
-    except ValueError:
-        return True
-    return False
-
-
-CHECKPOINTS = [
-    {"eval_strategy": evaluation, "save_strategy": save, "eval_steps": 2, "save_steps": save_steps}
-    for evaluation in ("no", "steps", "epoch")
-    for save in ("no", "steps", "epoch", "best")
-    for save_steps in (2, 3, 4)
-]
-
-
-@pytest.mark.parametrize("arguments", CHECKPOINTS, ids=lambda one: "-".join(str(value) for value in one.values()))
-def test_a_best_model_is_a_fault_where_transformers_refuses_it(tmp_path: Path, arguments: dict[str, Any]) -> None:
-    """countoff reports load_best_model_at_end for the same arguments for which TrainingArguments raises."""
-    both = {"load_best_model_at_end": True, "metric_for_best_model": "loss", **arguments}
-    faults = [issue for issue in check_job(reader.read(both), world_size=1) if issue.is_fault]
-    assert bool(faults) == refused(tmp_path, both)
-    assert all(issue.code == "checkpoints" for issue in faults)
-
-
-DEEPSPEED = {
-    "train_micro_batch_size_per_gpu": [2, 8, "auto"],
-    "gradient_accumulation_steps": [1, 4],
-    "gradient_clipping": [1.0, 0.5],
-}
-
-
-def test_deepspeeds_numbers_are_a_fault_where_transformers_counts_a_mismatch(tmp_path: Path) -> None:
-    """countoff names the same numbers of DeepSpeed's file as transformers' own comparison."""
-
-    # Without DeepSpeed itself, transformers' class lacks the base that accelerate has for it.
-    class Compared(HfTrainerDeepSpeedConfig, HfDeepSpeedConfig):
-        def __init__(self, fields: dict[str, Any]) -> None:
-            self.config, self.mismatches, self._dtype = fields, [], None
-
-    arguments = transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none")
-    for values in itertools.product(*DEEPSPEED.values()):
-        theirs = dict(zip(DEEPSPEED, values, strict=True))
-        config = Compared(dict(theirs))
-        config.trainer_config_process(arguments)
-        found = [issue.text for issue in reader.read({"deepspeed": theirs}).issues if issue.code == "deepspeed"]
-        assert len(found) == len(config.mismatches), (theirs, found, config.mismatches)
-        for text, mismatch in zip(found, config.mismatches, strict=True):
-            name = mismatch.removeprefix("- ds ").partition("=")[0]
-            assert f"deepspeed has {name} " in text

@@ -1,7 +1,6 @@
 """Jobs of the transformers Trainer for the tests of `countoff.transformers`: a linear model of the digits, no hub."""
 
 import contextlib
-import functools
 import gc
 import os
 import time
@@ -12,10 +11,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from accelerate.data_loader import DataLoaderShard
-from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments, get_linear_schedule_with_warmup
 
 from countoff.transformers import Countoff
 from integration_tests import devices
@@ -57,10 +55,6 @@ def collate(samples: Sequence[Any]) -> dict[str, torch.Tensor]:
         "images": torch.stack([image for image, _ in samples]),
         "labels": torch.stack([label for _, label in samples]),
     }
-
-
-def falling(step: int, *, num_training_steps: int) -> float:
-    return max(0.0, 1 - step / num_training_steps)
 
 
 class Truth(TrainerCallback):
@@ -192,9 +186,7 @@ class Job:
         }
         model = Linear()
         optimizer = CountingSGD(model.parameters(), lr=0.1)
-        scheduler = (
-            LambdaLR(optimizer, functools.partial(falling, num_training_steps=self.horizon)) if self.horizon else None
-        )
+        scheduler = get_linear_schedule_with_warmup(optimizer, 0, self.horizon) if self.horizon else None
         countoff = None if self.options is None else Countoff(**taken(self.options))
         truth = Truth()
         callbacks: list[TrainerCallback] = [truth, *([countoff] if countoff else [])]

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import resource
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from countoff.core import FitPlan, Guard, Settings
 from integration_tests import devices, loops
 from integration_tests.jobs import own_rank, verdict_lines
 
@@ -60,6 +62,32 @@ def test_a_job_that_cannot_be_compared_says_so_once_and_trains_to_the_same_bits(
         (without, compared), seconds = result.value
         assert without["weights"] == compared["weights"]
         assert seconds < 30, "a rank has waited for the others"
+
+
+def ask_late() -> tuple[list[str], bool]:
+    """Rank 1 asks where to meet once rank 0 trains on without it; the threads left, and whether it compares."""
+    devices.join()
+    store = dist.distributed_c10d._get_default_store()
+    with few_files(os.getpid()) if own_rank() == 0 else contextlib.nullcontext():
+        dist.barrier()
+        if own_rank() == 1:
+            store.wait(["trains"])
+        guard = Guard(Settings(), rank=own_rank(), world_size=2)
+        guard.fit_start(FitPlan())
+        if own_rank() == 0:
+            store.set("trains", "yes")
+        dist.barrier()
+        guard.close()
+    for thread in threading.enumerate():
+        if thread.name == "countoff rendezvous":
+            thread.join(10)
+    return [each.name for each in threading.enumerate() if each.name.startswith("countoff")], guard.state.comparing
+
+
+def test_a_rank_that_asks_late_hears_that_nothing_is_compared(run_ranks):
+    """Rank 0 trains on and its guard is closed by then: a rank without an answer would wait for an hour."""
+    results = run_ranks(ask_late, 2, hosted_by="rank0")
+    assert [result.value for result in results] == [([], False)] * 2
 
 
 def test_ranks_that_must_take_as_many_batches_end_with_the_reason(run_ranks):

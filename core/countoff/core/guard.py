@@ -584,6 +584,7 @@ class Guard:
         if self.member is not None:
             sigterm.wait_if_received()
             self.member.close()
+        self.state.telling.close()
         self.state.end_credits()
         self._tell(lambda each: each.closed())
 

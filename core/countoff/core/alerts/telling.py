@@ -38,6 +38,7 @@ class Telling:
         self._settings = settings
         self._until = 0.0
         self._told = threading.Event()
+        self._warning: list[threading.Thread] = []
         _all.add(self)
 
     @property
@@ -72,7 +73,7 @@ class Telling:
             _begin(self._finding(verdict, "error"), sinks, self._told, say)
 
     def warn(self, verdict: Verdict, say: Callable[[str], object]) -> None:
-        """Begins to tell of what does not end the job; returns at once. Nothing waits for it.
+        """Begins to tell of what does not end the job; returns at once. `close` waits for it.
 
         The addresses are told of the first warning of each kind in this process.
 
@@ -86,9 +87,17 @@ class Telling:
 
         def begin() -> None:
             sinks = of_host(ends=False) + of_user(settings) + own
-            _begin(self._finding(verdict, "warning"), sinks, threading.Event(), say)
+            for thread in _begin(self._finding(verdict, "warning"), sinks, threading.Event(), say):
+                thread.join()
 
-        _on_a_thread(begin)  # to look for entry points takes some tens of milliseconds
+        self._warning = [each for each in self._warning if each.is_alive()]
+        self._warning += _on_a_thread(begin)  # to look for entry points takes some tens of milliseconds
+
+    def close(self) -> None:
+        """Waits until the sinks are told of all warnings, for `TELL_SECONDS` at most."""
+        until = time.monotonic() + TELL_SECONDS
+        for thread in self._warning:
+            thread.join(max(0.0, until - time.monotonic()))
 
     def wait(self) -> None:
         """Waits until the sinks are told of the verdict, if there is one, for `TELL_SECONDS` at most."""
@@ -99,8 +108,10 @@ class Telling:
         return Finding(verdict, level, tuple(path for path in paths if path is not None))
 
 
-def _begin(finding: Finding, sinks: Sequence[AlertSink], done: threading.Event, say: Callable[[str], object]) -> None:
-    """Tells each sink on a thread of its own, so that none waits for another one."""
+def _begin(
+    finding: Finding, sinks: Sequence[AlertSink], done: threading.Event, say: Callable[[str], object]
+) -> list[threading.Thread]:
+    """Tells each sink on a thread of its own, so that none waits for another one; returns the threads."""
     left, lock = len(sinks), threading.Lock()
 
     def tell(sink: AlertSink) -> None:
@@ -115,8 +126,7 @@ def _begin(finding: Finding, sinks: Sequence[AlertSink], done: threading.Event, 
 
     if not sinks:
         done.set()
-    for sink in sinks:
-        _on_a_thread(lambda sink=sink: tell(sink))
+    return [thread for sink in sinks for thread in _on_a_thread(lambda sink=sink: tell(sink))]
 
 
 def _tell(sink: AlertSink, finding: Finding, say: Callable[[str], object]) -> None:
@@ -131,11 +141,15 @@ def _tell(sink: AlertSink, finding: Finding, say: Callable[[str], object]) -> No
             _log.debug("%s was not told of %s: %s", sink.name, finding.kind, reason)
 
 
-def _on_a_thread(target: Callable[[], None]) -> None:
+def _on_a_thread(target: Callable[[], None]) -> list[threading.Thread]:
+    """Calls it on a thread, which is returned, or at once where no thread can be started."""
+    thread = threading.Thread(target=target, name="countoff alert", daemon=True)
     try:
-        threading.Thread(target=target, name="countoff alert", daemon=True).start()
+        thread.start()
     except RuntimeError:  # the interpreter is about to end, and starts no thread any more (3.12)
         target()
+        return []
+    return [thread]
 
 
 def wait_for_all() -> None:

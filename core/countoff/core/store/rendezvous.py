@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -20,6 +21,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]  # no stubs
 
+from countoff.core.at_exit import at_exit
 from countoff.core.protocol.records import parse_count
 from countoff.core.store.channel import decode, encode
 from countoff.core.store.room import host_of, lack_of_room
@@ -132,6 +134,37 @@ def keep_publishing(store: Any, number: int, place: Place, ranks: int, over: Cal
             answered = publish(store, number, place)
 
 
+def take_refusal(store: Any, place: Place) -> None:
+    """Says that this rank has read why rank 0 compares nothing."""
+    store.add(_refusals(place), 1)
+
+
+def keep_refusing(store: Any, number: int, place: Place, ranks: int, others: int) -> None:
+    """Publishes why rank 0 compares nothing, until each other rank has read it or this process ends.
+
+    Rank 0 trains on meanwhile, and its guard may be closed: a rank that gets no answer would wait for it.
+
+    Args:
+        store: The job's default store.
+        number: Number of the guard in this process; equal on all ranks.
+        place: The place, with the reason.
+        ranks: How many ranks look into the store: those of the job, or of its parts up to this one.
+        others: How many other ranks ask.
+    """
+    ends = threading.Event()
+    unregister = at_exit(ends.set)
+    try:
+        keep_publishing(
+            store,
+            number,
+            place,
+            ranks,
+            lambda seconds: ends.wait(seconds) or store.add(_refusals(place), 0) >= others,
+        )
+    finally:
+        unregister()
+
+
 class Question:
     """A rank's question where a guard meets the others.
 
@@ -200,6 +233,10 @@ def pause_since(began: float, ranks: int) -> float:
 
 def _key(number: int) -> str:
     return f"countoff/{number}"
+
+
+def _refusals(place: Place) -> str:
+    return f"countoff/{place.nonce}/refused"
 
 
 def _require_methods(store: Any) -> None:

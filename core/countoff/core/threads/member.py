@@ -19,7 +19,16 @@ from countoff.core.liveness.processes import Process
 from countoff.core.part import Part
 from countoff.core.state import State
 from countoff.core.store.channel import Channel, ChannelError, knock
-from countoff.core.store.rendezvous import choose_place, default_store, find_place, keep_publishing, publish, store_of
+from countoff.core.store.rendezvous import (
+    choose_place,
+    default_store,
+    find_place,
+    keep_publishing,
+    keep_refusing,
+    publish,
+    store_of,
+    take_refusal,
+)
 from countoff.core.threads.participation import Participation, first_line
 from countoff.core.threads.process_threads import ProcessThreads, connect, standing_place
 from countoff.core.threads.speaker import MARK_SECONDS, Speaker, announce_stopped
@@ -209,9 +218,13 @@ class Member:
         except Exception as error:  # whatever the store does, training goes on or is told why not
             self.lose(error)
             return
-        if state.leads:
-            with contextlib.suppress(Exception):  # the threads themselves say what a lost store means
+        with contextlib.suppress(Exception):  # the threads themselves say what a lost store means
+            if state.leads and place.refused:
+                keep_refusing(store, self.number, place, state.ranks[-1] + 1, state.world_size - 1)
+            elif state.leads:
                 keep_publishing(store, self.number, place, state.ranks[-1] + 1, self._need_not_answer)
+            elif place.refused:
+                take_refusal(store, place)
 
     def _need_not_answer(self, seconds: float) -> bool:
         """Waits so long; returns whether no rank can ask any more where to meet, or is compared if it does."""

@@ -85,9 +85,10 @@ def ask_late() -> tuple[list[str], bool]:
 
 
 def test_a_rank_that_asks_late_hears_that_nothing_is_compared(run_ranks):
-    """Rank 0 trains on and its guard is closed by then: a rank without an answer would wait for an hour."""
+    """Rank 0 trains on and its guard is closed by then: a rank without an answer would wait for `deadline_seconds`."""
     results = run_ranks(ask_late, 2, hosted_by="rank0")
     assert [result.value for result in results] == [([], False)] * 2
+    assert verdict_lines(results[1]) == []
 
 
 def test_ranks_that_must_take_as_many_batches_end_with_the_reason(run_ranks):

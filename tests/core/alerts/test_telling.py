@@ -152,6 +152,23 @@ def test_a_store_that_ends_holds_nothing_up(pod: Path) -> None:
     assert pod.read_text("utf-8").startswith("countoff: LostRank")
 
 
+def test_the_end_of_a_fit_waits_for_its_warnings() -> None:
+    """A function of the user's may itself end the fit: it waits for nothing then."""
+    go_on, told = threading.Event(), list[str]()
+
+    def end_the_fit(finding: Finding) -> None:
+        one.close()  # with the thread that is waited for it would wait for itself
+        go_on.wait(20)
+        told.append(finding.kind)
+
+    one = Telling(Settings(on_finding=end_the_fit))
+    one.warn(Verdict("Stalled", "something."), say_nothing)
+    threading.Timer(0.2, go_on.set).start()
+    one.close()
+    assert told == ["Stalled"]
+    assert "countoff alert" not in [each.name for each in threading.enumerate()]
+
+
 def test_addresses_get_a_kind_of_warning_once_in_a_process(sent: list[str]) -> None:
     """A program may fit a thousand times."""
     listener = Listener()

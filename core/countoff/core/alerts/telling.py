@@ -22,6 +22,7 @@ __all__ = ["TELL_SECONDS", "Telling", "addressed", "wait_for_all"]
 _log = logging.getLogger("countoff")
 TELL_SECONDS = 5.0
 """For so long at most, the end of a process waits until the sinks are told."""
+_THREAD = "countoff alert"
 _all: weakref.WeakSet[Telling] = weakref.WeakSet()
 addressed: set[tuple[int, str]] = set()
 """The kinds of which a process, by its pid, has sent a warning to the addresses. A program may fit a thousand times."""
@@ -95,6 +96,8 @@ class Telling:
 
     def close(self) -> None:
         """Waits until the sinks are told of all warnings, for `TELL_SECONDS` at most."""
+        if threading.current_thread().name == _THREAD:
+            return  # a function of the user's ends the fit: what waits for it must not be waited for
         until = time.monotonic() + TELL_SECONDS
         for thread in self._warning:
             thread.join(max(0.0, until - time.monotonic()))
@@ -143,7 +146,7 @@ def _tell(sink: AlertSink, finding: Finding, say: Callable[[str], object]) -> No
 
 def _on_a_thread(target: Callable[[], None]) -> list[threading.Thread]:
     """Calls it on a thread, which is returned, or at once where no thread can be started."""
-    thread = threading.Thread(target=target, name="countoff alert", daemon=True)
+    thread = threading.Thread(target=target, name=_THREAD, daemon=True)
     try:
         thread.start()
     except RuntimeError:  # the interpreter is about to end, and starts no thread any more (3.12)

@@ -1,4 +1,4 @@
-"""Entry points of Lightning and Fabric: with ``COUNTOFF=1`` every Trainer gets the callback without a line of code.
+"""Entry points of Lightning: with ``COUNTOFF=1`` every Trainer gets the callback without a line of code.
 
 An exception or a None from a factory breaks every Trainer on the machine, so a factory imports nothing and returns an
 empty list unless it is enabled.
@@ -27,15 +27,3 @@ def pytorch_lightning_callbacks() -> list[Any]:
     from countoff.pytorch_lightning import Countoff
 
     return [Countoff()]
-
-
-def fabric_callbacks() -> list[Any]:
-    """Returns the callbacks for ``lightning.fabric.Fabric`` and ``lightning_fabric.Fabric``."""
-    if not turned_on():
-        return []
-    from countoff.fabric import Countoff
-
-    return [Countoff()]
-
-
-lightning_fabric_callbacks = fabric_callbacks

@@ -1,90 +1,145 @@
-"""countoff for Hugging Face Accelerate: ``attach(accelerator, train=…, eval=…)``, once, after ``prepare()``.
+"""countoff for Hugging Face Accelerate: ``for batch in countoff.train(train_loader)``, after ``prepare()``.
 
-Accelerate has no callbacks. Passes are observed where its loaders are iterated, optimizer steps where torch applies
-them, and resuming in the hooks of `save_state` and `load_state`; the loop stays as it is.
+Accelerate has no callbacks. Batches are counted where the loop takes them, optimizer steps where torch applies them.
+`save_state` and `load_state` keep the record for a resumed run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from countoff._adapter.requirements import needs
 
 with needs("Accelerate", facade="countoff.accelerate", install="'countoff[accelerate]'"):
-    from countoff._accelerate.beginning import begin_loop
-    from countoff._accelerate.loaders import is_prepared
-from countoff._adapter.handle import Attached
-from countoff._adapter.observed_loaders import argument_of, evaluation_loaders
+    from countoff._accelerate import accelerator as reading
+    from countoff._accelerate.checkpoints import watch_checkpoints
+    from countoff._accelerate.loader_facts import evaluation_facts
+    from countoff._accelerate.loaders import even_prepared, is_prepared, skipped_batches, source_length
+    from countoff._accelerate.observation import observe
+    from countoff._accelerate.process import not_distributed
+    from countoff._accelerate.words import TICKS, WORDS
+from countoff._adapter.counted_loop import CountedLoop
+from countoff._adapter.evaluation_totals import EvaluationTotals
+from countoff._adapter.fit import Fit, OwnRank, plan_of
 from countoff._adapter.options import own_arguments
-from countoff.core import Settings
+from countoff._adapter.own_loop import OwnLoop
+from countoff._adapter.torch_facts import reported_length, versions
+from countoff._adapter.weight_hashes import Wrappers
+from countoff.core import LoaderFacts, Settings
+from countoff.core.totals import Totals
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from countoff.core.settings import OptionValues
 
-__all__ = ["Attached", "attach"]
+__all__ = ["Countoff"]
 
 
-def attach(
-    accelerator: Any,
-    *,
-    train: Any = None,
-    eval: Any = None,  # the name that every adapter uses
-    epochs: int | None = None,
-    max_steps: int | None = None,
-    dataset_size: int | None = None,
-    start_epoch: int = 0,
-    **options: Unpack[OptionValues],
-) -> Attached:
-    """Watches a loop over prepared loaders. Collective: every rank must call it, after `accelerator.prepare()`.
+class Countoff(OwnLoop):
+    """Counts what a loop with Accelerate does. Make it on every rank, after `accelerator.prepare()`.
 
-    It waits for the other ranks at most `deadline_seconds`; nothing later waits for one longer than 50 ms, except that
-    `accelerator.load_state()` begins another fit at the checkpoint's position.
+    Use it once per fit, in each loop over a prepared loader::
+
+        countoff = Countoff(accelerator)
+        for epoch in range(epochs):
+            for batch in countoff.train(train_loader):
+                ...
+            for batch in countoff.eval(eval_loader):
+                ...
+
+    The first batch waits for the other ranks at most `deadline_seconds`; nothing later waits for one longer than 50 ms,
+    except that `accelerator.load_state()` in the middle of a fit begins another one at the checkpoint's position. What
+    is the user's is held weakly. It may be used as a context manager, which ends the fit.
 
     Args:
         accelerator: The Accelerator that has prepared the loaders.
-        train: The prepared train loader.
-        eval: The prepared evaluation loader, or a mapping from names to loaders.
         epochs: Epochs of the run, at least 0, if known: learning-rate schedules are compared with it.
         max_steps: Optimizer steps after which the run ends, at least 0, if there is such a limit.
         dataset_size: Samples of the whole train dataset over all ranks, at least 1. A warning says if each rank reads
             only a share of its share. None: that is found only where the objects or the data show it.
-        start_epoch: Number of the first epoch, where a run resumes by other means than `accelerator.load_state()`.
         options: Those of `countoff.core.Settings`.
-
-    Returns:
-        A handle, which is also a context manager. If it is not used as one, the fit ends when the program ends.
 
     Raises:
         SettingsError: If an option or a ``COUNTOFF_*`` variable has a bad value.
-        TypeError: If a loader was not prepared, or there is none.
-        PlanMismatch: If ranks begin with different plans.
         ValueError: If `dataset_size` is below 1.
     """
-    settings = Settings.resolve(*own_arguments(attach), **options)
-    evaluations = evaluation_loaders(eval)
-    _check_prepared({**({} if train is None else {None: train}), **evaluations})
-    loop = begin_loop(
-        accelerator,
-        settings,
-        train=train,
-        evaluations=evaluations,
-        epochs=epochs,
-        max_steps=max_steps,
-        dataset_size=dataset_size,
-        start_epoch=start_epoch,
-    )
-    return Attached(loop)
 
+    def __init__(
+        self,
+        accelerator: Any,
+        *,
+        epochs: int | None = None,
+        max_steps: int | None = None,
+        dataset_size: int | None = None,
+        **options: Unpack[OptionValues],
+    ) -> None:
+        settings = Settings.resolve(*own_arguments(Countoff), **options)
+        self._accelerator: weakref.ref[Any] = weakref.ref(accelerator)
+        self._run = {"epochs": epochs, "max_steps": max_steps}
+        self._dataset_size = dataset_size
+        rank, world_size = accelerator.process_index, accelerator.num_processes
+        self._own = OwnRank(rank, world_size, *reading.position_of(accelerator))
+        self._totals(self._facts(None))  # refuses a bad number now
+        super().__init__(settings)
+        if settings.enabled:
+            watch_checkpoints(accelerator, self)
 
-def _check_prepared(loaders: Mapping[str | None, Any]) -> None:
-    if not loaders:
-        raise TypeError("attach() needs a loader to watch: attach(accelerator, train=…, eval=…)")
-    for name, loader in loaders.items():
+    def _new_loop(self) -> CountedLoop:
+        of, own = self._accelerator, self._own
+        fit = Fit(
+            self._settings,
+            WORDS,
+            own,
+            optimizers=lambda: getattr(of(), "_optimizers", ()),
+            schedulers=lambda: [getattr(each, "scheduler", each) for each in getattr(of(), "_schedulers", ())],
+            ticks_per_step=own.world_size,
+            models=Wrappers(lambda: getattr(of(), "_models", ())),
+        )
+        loop = CountedLoop(fit, steps_of=lambda each: reading.is_prepared_optimizer(of(), each))
+        facts_of = functools.partial(evaluation_facts, num_processes=own.dp_degree, process_index=own.dp_rank)
+        loop.tell_evaluations(EvaluationTotals(facts_of, dp_degree=own.dp_degree))
+        return loop
+
+    def _tell_of(self, loop: CountedLoop, loader: Any) -> LoaderFacts:
+        facts = self._facts(loader)
+        loop.fit.totals = self._totals(facts)
+        if is_prepared(loader):
+            reference = weakref.ref(loader)
+            loop.train_loader = reference
+            loop.length_now = lambda: reported_length(reference()) if facts.reported_batches is not None else None
+            loop.may_resume = bool(loader.use_stateful_dataloader)
+        return facts
+
+    def _begin_fit(self, loop: CountedLoop, loader: Any, facts: LoaderFacts, **known: Any) -> None:
+        accelerator = self._accelerator()
+        source_batches = source_length(loader) if is_prepared(loader) and facts.reported_batches is not None else None
+        loop.fit.watch_schedules(reading.schedules(accelerator), source_batches=source_batches, why=TICKS)
+        loop.until_end(observe(accelerator, loop))
+        plan = plan_of(
+            facts,
+            self._own,
+            batches_per_epoch=reading.common_length(facts),
+            position=[loop.passes.epoch, 0, 0],
+            runs_to_end=False,
+        )
+        reading.log_length(accelerator, source_batches, facts.reported_batches)
+        loop.begin(plan, versions("accelerate"), not_distributed(accelerator), loaders={None: loader}, **known)
+
+    def _ways(self, loader: Any, name: str | None, position: int) -> dict[str, Any]:
         if not is_prepared(loader):
-            raise TypeError(
-                f"attach({argument_of(name)}=…) got a {type(loader).__name__} that Accelerate has not prepared: call "
-                "attach() after accelerator.prepare(), with the loader that prepare() returned"
-            )
+            return super()._ways(loader, name, position)
+        return {
+            "loader": loader,
+            "position": position + skipped_batches(loader),
+            "ahead": loader,  # it has fetched one batch more than it handed out
+            "even": even_prepared(loader, proven=self._proves(loader, name)),
+        }
+
+    def _facts(self, loader: Any) -> LoaderFacts:
+        return reading.train_facts(self._accelerator(), loader, **self._run)
+
+    def _totals(self, facts: LoaderFacts) -> Totals:
+        return Totals(facts, dp_degree=self._own.dp_degree, framework="len(loader)", dataset_size=self._dataset_size)

@@ -30,9 +30,9 @@ Runs a program, unchanged, with countoff in it. It stands in front of the script
     composer -n 8 -m countoff.run train.py
     srun python -m countoff.run train.py
 
-countoff is added to every Trainer of Lightning, Composer and transformers, and to every Fabric, that the program makes
-without one. With Accelerate, the epochs are counted in which a prepared optimizer steps. In a loop of plain PyTorch,
-stalls are reported, and batches are compared only with attach() in the code: the program says so at its end.
+countoff is added to every Trainer of Lightning, Composer and transformers that the program makes without one. In a loop
+of the program's own, stalls and lost ranks are reported, and batches are compared only with countoff.train(loader) in
+the code: the program says so at its end.
 Options come from the environment: COUNTOFF_UNEVEN_TRAIN=stop; docs/settings.md lists them.
 COUNTOFF=0 turns it off. `countoff run -- COMMAND…` does the same in front of a launcher.
 """

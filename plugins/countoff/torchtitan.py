@@ -1,4 +1,4 @@
-"""countoff for TorchTitan: ``attach(trainer)`` between building the trainer and ``trainer.train()``, on every rank.
+"""countoff for TorchTitan: ``Countoff(trainer)`` between building the trainer and ``trainer.train()``, on every rank.
 
 Or without a line of code, in place of ``-m torchtitan.train``::
 
@@ -17,15 +17,14 @@ from countoff._adapter.requirements import needs
 
 with needs("TorchTitan", facade="countoff.torchtitan", install="torchtitan"):
     from torchtitan.components.dataloader import DataloaderExhaustedError  # pyright: ignore[reportMissingImports]
+from countoff._adapter.counted_loop import CountedLoop
 from countoff._adapter.fit import Fit, OwnRank, plan_of
-from countoff._adapter.handle import Attached
 from countoff._adapter.hooks import MethodHook
-from countoff._adapter.observed_loop import ObservedLoop
 from countoff._adapter.options import cannot_make_even, own_arguments
 from countoff._adapter.torch_facts import rank_and_world_size, versions
 from countoff._torchtitan.config import facts_of, job_of, position_of, wrong_horizons
 from countoff._torchtitan.words import WORDS
-from countoff.core import Settings
+from countoff.core import Guard, Settings
 from countoff.core.totals import Totals
 
 if TYPE_CHECKING:
@@ -33,81 +32,104 @@ if TYPE_CHECKING:
 
     from countoff.core.settings import OptionValues
 
-__all__ = ["attach", "main"]
+__all__ = ["Countoff", "main"]
 
 
-def attach(trainer: Any, **options: Unpack[OptionValues]) -> Attached:
-    """Watches a TorchTitan trainer from the moment at which it begins to read. Every rank must call it.
+class Countoff:
+    """Counts what a TorchTitan trainer reads and steps, from the moment at which it begins to read.
 
-    Call it before ``trainer.train()``. The fit begins when the checkpoint has been loaded; then it waits for the other
-    ranks at most `deadline_seconds`.
+    Make it on every rank, before ``trainer.train()``. The fit begins when the checkpoint has been loaded; then it waits
+    for the other ranks at most `deadline_seconds`. It ends when ``train()`` returns.
 
     Args:
         trainer: A ``torchtitan.trainer.Trainer``, or one of its subclasses.
-        **options: The options of every adapter; see `Settings`.
-
-    Returns:
-        The handle; it is detached when ``train()`` returns.
+        options: The options of every adapter; see `Settings`.
 
     Raises:
         SettingsError: If an option or a ``COUNTOFF_*`` variable has a bad value.
     """
-    settings = Settings.resolve(*own_arguments(attach), **options)
-    cannot_make_even(settings, WORDS.framework)
-    rank, world_size = rank_and_world_size()
-    job = job_of(trainer)
-    facts = facts_of(trainer, job)
-    own = OwnRank(rank, world_size, *position_of(trainer, job, rank, world_size))
-    fit = Fit(
-        settings,
-        WORDS,
-        own,
-        Totals(facts, dp_degree=own.dp_degree, framework=WORDS.framework),
-        optimizers=lambda: trainer.optimizers,
-        models=lambda: trainer.model_parts,
-    )
-    loop = ObservedLoop(fit)
-    attached = Attached(loop)
-    if not settings.enabled:
-        return attached
 
-    def begin(read: Callable[[Any], Iterator[Any]], loader: Any) -> Iterator[Any]:
-        batches = trainer.step * facts.gradient_accumulation_steps
-        plan = plan_of(facts, own, position=[0, batches, trainer.step])
-        loop.begin(plan, versions("torchtitan"), *wrong_horizons(job, world_size))
+    def __init__(self, trainer: Any, **options: Unpack[OptionValues]) -> None:
+        settings = Settings.resolve(*own_arguments(Countoff), **options)
+        cannot_make_even(settings, WORDS.framework)
+        self._trainer = trainer
+        self._rank, self._world_size = rank_and_world_size()
+        self._job = job_of(trainer)
+        self._facts = facts_of(trainer, self._job)
+        own = OwnRank(self._rank, self._world_size, *position_of(trainer, self._job, self._rank, self._world_size))
+        fit = Fit(
+            settings,
+            WORDS,
+            own,
+            Totals(self._facts, dp_degree=own.dp_degree, framework=WORDS.framework),
+            optimizers=lambda: trainer.optimizers,
+            models=lambda: trainer.model_parts,
+        )
+        self._own, self._loop = own, CountedLoop(fit)
+        self._hooks: list[MethodHook] = []
+        if settings.enabled:
+            self._hooks += [
+                MethodHook(trainer, "batch_generator", instead=self._begin),
+                MethodHook(trainer, "train", instead=self._train),
+            ]
+            self._loop.until_end(self._give_back)
+
+    @property
+    def guard(self) -> Guard:
+        """The guard of the fit."""
+        return self._loop.guard
+
+    def progress(self) -> dict[str, float]:
+        """Returns the true totals as known by now, and this rank's progress, under the names of the logged metrics."""
+        return self._loop.progress()
+
+    def close(self) -> None:
+        """Ends the fit, and takes back what was put on the trainer.
+
+        Raises:
+            DivergenceError: If another rank goes on, or has diverged before.
+        """
+        self._loop.end()
+        self._give_back()
+
+    def _begin(self, read: Callable[[Any], Iterator[Any]], loader: Any) -> Iterator[Any]:
+        trainer, loop = self._trainer, self._loop
+        batches = trainer.step * self._facts.gradient_accumulation_steps
+        plan = plan_of(self._facts, self._own, position=[0, batches, trainer.step])
+        loop.begin(plan, versions("torchtitan"), *wrong_horizons(self._job, self._world_size))
         trainer.metrics_processor.logger.log(loop.progress(), trainer.step)
         return _counted(loop, read(loader), batches)
 
-    def watched(train: Callable[[], None]) -> None:
+    def _train(self, train: Callable[[], None]) -> None:
         try:
-            with attached:
-                train()
+            train()
+        except BaseException as error:
+            self._loop.leave_by(error)
+            raise
+        else:
+            self._loop.end()
         finally:
-            give_back()
+            self._give_back()
 
-    def give_back() -> None:
-        for hook in hooks:
+    def _give_back(self) -> None:
+        for hook in self._hooks:
             hook.remove()
-
-    hooks = [MethodHook(trainer, "batch_generator", instead=begin), MethodHook(trainer, "train", instead=watched)]
-    loop.until_end(give_back)
-    return attached
 
 
 def main() -> None:
-    """Runs TorchTitan's own training program with every trainer attached."""
+    """Runs TorchTitan's own training program with countoff in every trainer."""
     from torchtitan import train as program  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
 
     def train(_: Callable[[Any], None], trainer: Any) -> None:
         hook.remove()
-        attach(trainer)
+        Countoff(trainer)
         trainer.train()
 
     hook = MethodHook(program.Trainer, "train", instead=train)
     program.main()
 
 
-def _counted(loop: ObservedLoop, batches: Iterator[Any], position: int) -> Iterator[Any]:
+def _counted(loop: CountedLoop, batches: Iterator[Any], position: int) -> Iterator[Any]:
     """Yields the batches, counted. TorchTitan's own error, which ends its loop, is counted as the end of the data."""
     ended: list[DataloaderExhaustedError] = []
 

@@ -19,9 +19,9 @@ with needs("transformers", facade="countoff.transformers", install="'countoff[tr
     from transformers.trainer_callback import ExportableState
 from countoff._accelerate.loader_facts import evaluation_facts
 from countoff._accelerate.process import not_distributed, unwrapped
+from countoff._adapter.counted_loop import CountedLoop
 from countoff._adapter.evaluation_totals import EvaluationTotals
 from countoff._adapter.fit import Fit, OwnRank
-from countoff._adapter.observed_loop import ObservedLoop
 from countoff._adapter.options import Options
 from countoff._adapter.torch_facts import versions
 from countoff._adapter.weight_hashes import Wrappers
@@ -44,14 +44,14 @@ __all__ = ["Countoff"]
 class Countoff(Options, TrainerCallback, ExportableState):  # noqa: D101  # the options' text is the class's
     __doc__ = Options.__doc__
     _of_the_fit = ("_loop", "_exported", "_trainer_state", "_planned", "_control", "_stopping")
-    _loop: ObservedLoop | None = None
+    _loop: CountedLoop | None = None
     _exported: Any = None
     _trainer_state: Any = None
     _planned = 0
     _control: Any = None
     _stopping = False
     # Of every instance: a process trains one model.
-    _active: ClassVar[weakref.WeakSet[ObservedLoop]] = weakref.WeakSet()
+    _active: ClassVar[weakref.WeakSet[CountedLoop]] = weakref.WeakSet()
 
     @property
     def guard(self) -> Guard | None:
@@ -82,7 +82,7 @@ class Countoff(Options, TrainerCallback, ExportableState):  # noqa: D101  # the 
         facts = train_facts(loader, args, process)
         loop = self._new_loop(facts, args, state, of_trainer, process)
         try:
-            observe(loop, loader, resumes_inside=bool((state.epoch or 0) % 1 and not args.ignore_data_skip))
+            observe(loop, loader)
         except TypeError as error:
             if process.is_main_process:
                 print(f"countoff counts nothing in this training: {error}", file=sys.stderr)
@@ -150,13 +150,13 @@ class Countoff(Options, TrainerCallback, ExportableState):  # noqa: D101  # the 
         return empty and not self._stopping
 
     @property
-    def _training(self) -> ObservedLoop | None:
+    def _training(self) -> CountedLoop | None:
         """The training that goes on; None if there is none."""
         return self._loop if self._loop in self._active else None
 
     def _new_loop(
         self, facts: Any, args: Any, state: Any, of_trainer: dict[str, Any], process: PartialState
-    ) -> ObservedLoop:
+    ) -> CountedLoop:
         optimizer, scheduler, model = (of_trainer[name] for name in ("optimizer", "lr_scheduler", "model"))
         rank, world_size = process.process_index, process.num_processes
         fit = Fit(
@@ -170,9 +170,9 @@ class Countoff(Options, TrainerCallback, ExportableState):  # noqa: D101  # the 
             models=Wrappers(lambda: [model]),
         )
         applied = unwrapped(optimizer)
-        loop = ObservedLoop(fit, epoch=first_epoch(facts, args, state), steps_of=lambda each: each is applied)
+        loop = CountedLoop(fit, epoch=first_epoch(facts, args, state), steps_of=lambda each: each is applied)
         evaluated = functools.partial(evaluation_facts, num_processes=world_size, process_index=rank)
-        loop.tell_evaluations(EvaluationTotals(evaluated, dp_degree=world_size, several=False))
+        loop.tell_evaluations(EvaluationTotals(evaluated, dp_degree=world_size, unnamed="evaluation"))
         fit.watch_schedules(schedules(scheduler, state), steps=max(0, state.max_steps))
         return loop
 

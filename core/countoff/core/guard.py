@@ -272,17 +272,6 @@ class Guard:
         self._train = SpanCounters(name, started=position, prefetched=position, compared=self._comparing)
         self._open("train_start", self._train, epoch=epoch)
 
-    def train_again(self) -> None:
-        """Counts the open train epoch again from its beginning: this rank has only looked at its first batch.
-
-        For a loop that is watched from outside. No mark and no tick of this rank tells of that batch.
-        """
-        span = self._train
-        with self.state.lock:
-            span.started = span.prefetched = 0
-        self.data.read_again()
-        self._enter(span)
-
     def batch(self, fetched: int = 0, *, last: bool = False) -> None:
         """Counts a batch that is about to be used, in the innermost open span.
 
@@ -409,8 +398,8 @@ class Guard:
         """Counts an optimizer step that was applied; several optimizers in one batch are one step.
 
         Args:
-            optimizer: Which optimizer it was, hashable; needed only where a loop that is watched from outside may apply
-                its steps on another thread than the one that takes the batches.
+            optimizer: Which optimizer it was, hashable; needed only where a loop may apply its
+                steps on another thread than the one that takes the batches.
         """
         state = self.state
         before = state.steps
@@ -556,6 +545,15 @@ class Guard:
         """
         self._report(error, may_be_caught=True)
 
+    def soon(self, job: Callable[[Any], object]) -> None:
+        """Has a function called on the guard's thread; it may be asked for at any moment, as by a finalizer.
+
+        Args:
+            job: Called with the guard's channel. It is not called where the thread has ended, or there is none.
+        """
+        if self.member is not None and not self._closed:
+            self.state.outbox.put(job)
+
     def recovered(self) -> None:
         """Takes back what `failing` has told, where the loop goes on after its exception. Does nothing otherwise."""
         self.state.recover()
@@ -590,7 +588,7 @@ class Guard:
 
     @property
     def evidence(self) -> Evidence:
-        """What the threads of a loop that is watched from outside let this rank prove; its watcher tells it."""
+        """What the threads of a loop let this rank prove."""
         return self.state.evidence
 
     @property
@@ -733,7 +731,9 @@ class Guard:
         if span.evaluation and not span.compared:
             state.close_span(reason)
         else:
-            self._pass(kind, span.name, reason=reason, hold=_HOLD_SECONDS, may_raise=may_raise)
+            # A pass that was dropped is closed on the guard's own thread, which cannot wait for itself.
+            hold = _HOLD_SECONDS if may_raise else 0.0
+            self._pass(kind, span.name, reason=reason, hold=hold, may_raise=may_raise)
         self._enter(state.spans[-1] if state.spans else span)
         if self.member is not None and self._roll_call is not None and span.compared:
             self._roll_call.span_closed(span, closed)

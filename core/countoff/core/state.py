@@ -635,9 +635,8 @@ class State:
             rates = {"rates": self.rates.at(end.point)} if end is not None and end.point else {}
             return {**self.own_row(), "known": self.known_at, "failure": self.failure, "side": side, **rates}
 
-    def progress(self) -> tuple[int, int, int, int]:
+    def progress(self) -> tuple[int, int, int]:
         """A value that changes whenever this rank makes progress; the watchdog compares it."""
-        elsewhere = self.evidence.elsewhere
         with contextlib.suppress(IndexError):  # a span may close on the training thread in between
-            return self.log.next, self.spans[-1].started, self.steps, elsewhere
-        return self.log.next, -1, self.steps, elsewhere
+            return self.log.next, self.spans[-1].started, self.steps
+        return self.log.next, -1, self.steps

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from countoff._accelerate.loader_facts import loader_facts
-from countoff._accelerate.loaders import source_length
+from countoff._accelerate.loaders import is_prepared
 from countoff._accelerate.process import unwrapped
 from countoff._adapter.mesh_position import data_position
+from countoff._adapter.sampling import asks_for_length, known_length
 from countoff._adapter.schedule_watch import Schedule
-from countoff._adapter.torch_facts import reported_length
+from countoff._adapter.torch_facts import shown_facts
 from countoff.core import LoaderFacts
 
 _log = logging.getLogger("countoff")
@@ -28,7 +29,7 @@ def train_facts(accelerator: Any, loader: Any, *, epochs: int | None, max_steps:
 
     Args:
         accelerator: The Accelerator.
-        loader: The prepared train loader; None for none, of which nothing is known.
+        loader: The train loader; None for none, of which nothing is known.
         epochs: Epochs of the run, if known.
         max_steps: Optimizer steps after which the run ends, if there is such a limit.
     """
@@ -39,8 +40,10 @@ def train_facts(accelerator: Any, loader: Any, *, epochs: int | None, max_steps:
         "reported_is_cap": False,
         "partial_step": "applied" if accelerator.gradient_state.sync_with_dataloader else "carried",
     }
-    if loader is None:
-        return LoaderFacts(reported_batches=None, batch_size=None, drop_last=False, samples_per_rank=None, **known)
+    if not is_prepared(loader):  # one that the loop shards by itself, or none
+        return shown_facts(loader, known_length(loader), **known)
+    if not asks_for_length(loader):
+        return shown_facts(loader, None, **known)
     dp_rank, dp_degree = position_of(accelerator)
     return loader_facts(loader, num_processes=dp_degree, process_index=dp_rank, **known)
 
@@ -53,19 +56,18 @@ def common_length(facts: LoaderFacts) -> int | None:
     return None if facts.one_pass is not None and facts.one_pass.uneven else facts.reported_batches
 
 
-def log_lengths(accelerator: Any, name: str, loader: Any) -> None:
-    """Logs a loader's length before and after `prepare`, on rank 0, if they differ.
+def log_length(accelerator: Any, before: int | None, after: int | None) -> None:
+    """Logs the train loader's batches before and after `prepare`, on rank 0, if they differ.
 
     Schedules are often planned with the length before, and the loop runs by the length after.
     """
-    before, after = source_length(loader), reported_length(loader)
-    if accelerator.is_main_process and before is not None and before != after:
-        _log.info("%s: %d batches before prepare(), %d per process after it", name, before, after)
+    if accelerator.is_main_process and None not in (before, after) and before != after:
+        _log.info("train: %d batches before prepare(), %d per process after it", before, after)
 
 
 def is_prepared_optimizer(accelerator: Any, optimizer: Any) -> bool:
     """Returns whether the Accelerator has prepared a torch optimizer; True if it has prepared none at all."""
-    prepared = [unwrapped(each) for each in accelerator._optimizers]
+    prepared = [unwrapped(each) for each in getattr(accelerator, "_optimizers", ())]
     return not prepared or any(each is optimizer for each in prepared)
 
 

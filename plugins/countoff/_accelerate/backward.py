@@ -12,16 +12,18 @@ from countoff._adapter.hooks import SharedHooks
 __all__ = ["count_backward_passes"]
 
 
-def count_backward_passes(count: Callable[[], None], accelerator: Any = None) -> Callable[[], None]:
+def count_backward_passes(
+    count: Callable[[], None], counts: Callable[[Any], bool] = lambda _: True
+) -> Callable[[], None]:
     """Calls a function after each `Accelerator.backward` that raised nothing; returns a function that ends that.
 
     Args:
         count: Called without arguments.
-        accelerator: The Accelerator; None: every one of this process.
+        counts: Whether those of an Accelerator count.
     """
 
     def watcher(of: Any) -> None:
-        if accelerator is None or of is accelerator:
+        if counts(of):
             count()
 
     return _backward.add(watcher)

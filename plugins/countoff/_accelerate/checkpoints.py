@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 from accelerate import Accelerator
 
 from countoff._adapter.hooks import SharedHooks
-from countoff._adapter.observed_loop import ObservedLoop
+from countoff._adapter.own_loop import OwnLoop
 from countoff.core.whole_file import write_whole
 
 __all__ = ["FILE", "watch_checkpoints"]
@@ -29,34 +30,45 @@ Around = Callable[[Any], contextlib.AbstractContextManager[Any]]
 """Takes an Accelerator whose method is called; returns a context for the call."""
 
 
-def watch_checkpoints(accelerator: Any, loop: ObservedLoop) -> Callable[[], None]:
-    """Writes a record into every checkpoint from here on, and begins another fit from a checkpoint that is loaded.
+def watch_checkpoints(accelerator: Any, loop: OwnLoop) -> None:
+    """Writes a record into every checkpoint from here on, and gives the loop that of a checkpoint that is loaded.
+
+    Both are held weakly. What is put on Accelerate's class is taken back at the first such call after the loop is gone.
 
     Args:
         accelerator: The Accelerator whose `save_state` and `load_state` are watched.
         loop: The loop.
-
-    Returns:
-        A function that ends that.
     """
+    of_loop, of_accelerator = weakref.ref(loop), weakref.ref(accelerator)
 
-    def save(models: Any, weights: Any, folder: str) -> None:
-        process = accelerator.process_index
-        write_whole(str(Path(folder, FILE.format(process))), process, json.dumps(loop.record()).encode())
-
-    def load(models: Any, folder: str) -> None:
-        loop.resume_from(_read(Path(folder), accelerator.process_index))
+    def present(of: Any) -> OwnLoop | None:
+        if (found := of_loop()) is None:
+            removals.close()
+        return found if of is of_accelerator() else None
 
     def saving(of: Any) -> contextlib.AbstractContextManager[Any]:
-        return _hook(of.register_save_state_pre_hook, save) if of is accelerator else contextlib.nullcontext()
+        if (own := present(of)) is None:
+            return contextlib.nullcontext()
+
+        def save(models: Any, weights: Any, folder: str) -> None:
+            process = of.process_index
+            record = json.dumps(own.state_dict()).encode()
+            write_whole(str(Path(folder, FILE.format(process))), process, record)
+
+        return _hook(of.register_save_state_pre_hook, save)
 
     def loading(of: Any) -> contextlib.AbstractContextManager[Any]:
-        return _hook(of.register_load_state_pre_hook, load) if of is accelerator else contextlib.nullcontext()
+        if (own := present(of)) is None:
+            return contextlib.nullcontext()
 
-    with contextlib.ExitStack() as stack:
-        stack.callback(_saves.add(saving))
-        stack.callback(_loads.add(loading))
-        return stack.pop_all().close
+        def load(models: Any, folder: str) -> None:
+            own.load_state_dict(_read(Path(folder), of.process_index))
+
+        return _hook(of.register_load_state_pre_hook, load)
+
+    removals = contextlib.ExitStack()
+    removals.callback(_saves.add(saving))
+    removals.callback(_loads.add(loading))
 
 
 @contextlib.contextmanager

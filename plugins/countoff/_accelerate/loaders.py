@@ -1,8 +1,7 @@
 """The loaders that Accelerate prepares: who follows them where they are iterated, and what is known of one.
 
-A loader's own class cannot be exchanged (Accelerate's adapters report the class that they wrap), and the loader that is
-iterated need not be the one that was prepared: `skip_first_batches` makes another, the Trainer makes one per
-evaluation. `LocalSGD`, inside which ranks may iterate loaders unevenly, is observed in its class too.
+The transformers Trainer iterates its loaders by itself, and makes one per evaluation. `LocalSGD`, inside which ranks
+may iterate loaders unevenly, is observed in its class too.
 """
 
 from __future__ import annotations
@@ -18,13 +17,12 @@ from torch.utils.data import BatchSampler, IterableDataset
 from countoff._adapter.even_loaders import even_inside
 from countoff._adapter.hooks import SharedHooks
 from countoff._adapter.loader_followers import LoaderFollowers
-from countoff._adapter.loader_passes import Even
+from countoff._adapter.passes import Even
 from countoff._adapter.torch_facts import reported_length
 
 __all__ = [
     "even_prepared",
     "followers",
-    "holds_prepared",
     "is_prepared",
     "same_source",
     "skipped_batches",
@@ -71,17 +69,6 @@ def is_prepared(loader: Any) -> bool:
     return isinstance(loader, PREPARED)
 
 
-def holds_prepared(loader: Any, *, depth: int = 3) -> bool:
-    """Returns whether an object, such as a wrapper, holds one of Accelerate's loaders in its attributes.
-
-    Args:
-        loader: The object.
-        depth: Levels of attributes that are searched.
-    """
-    held = getattr(loader, "__dict__", {}).values() if depth else ()
-    return any(is_prepared(each) or holds_prepared(each, depth=depth - 1) for each in held)
-
-
 def same_source(one: Any, other: Any) -> bool:
     """Returns whether two prepared loaders read the same data; one of them may skip its first batches."""
     return one is other or source_of(one) is source_of(other)
@@ -107,14 +94,16 @@ def even_prepared(loader: Any, *, proven: bool = False) -> Even | None:
     if not isinstance(loader, DataLoaderShard):
         return None
 
-    def begun() -> None:
+    def begins() -> None:
         if _has_uneven_shards(loader):
             # `gather_for_metrics` would cut the last batch to the samples that are left of the whole data set. The last
             # batch that all ranks have is a full one.
             loader.remainder = 0
 
     # The shard looks one batch ahead, and sets the end of the pass from that, so what it iterates is made even.
-    return functools.partial(even_inside, inner=loader.base_dataloader, ahead=True, proven=proven, begun=begun)
+    return functools.partial(
+        even_inside, owner=loader, name="base_dataloader", ahead=True, proven=proven, begins=begins
+    )
 
 
 def source_length(loader: Any) -> int | None:

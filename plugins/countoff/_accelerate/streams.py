@@ -24,11 +24,11 @@ __all__ = ["watch_stream"]
 _Follow = Callable[[Iterator[Any]], Iterator[Any]]
 
 
-def watch_stream(loader: Any, data: Callable[[], DataIdentity]) -> Callable[[], None]:
+def watch_stream(train_loader: Callable[[], Any], data: Callable[[], DataIdentity]) -> Callable[[], None]:
     """Looks at the first elements of what a prepared train loader's shard deals out, from here on.
 
     Args:
-        loader: The prepared train loader; None for none.
+        train_loader: Returns the prepared train loader; None for none.
         data: Returns the guard's `data`.
 
     Returns:
@@ -36,7 +36,7 @@ def watch_stream(loader: Any, data: Callable[[], DataIdentity]) -> Callable[[], 
     """
 
     def watcher(shard: Any) -> _Follow | None:
-        elements = data().elements
+        elements, loader = data().elements, train_loader()
         if elements is None or loader is None or source_of(loader) is not shard:
             return None
         if isinstance(shard, IterableDatasetShard):

@@ -7,7 +7,7 @@ from countoff.core.checks.resume import AGAIN, POSITION, RATE
 
 __all__ = ["TICKS", "WORDS", "launch_remedy"]
 
-_OPTION = "attach(..., {})"
+_OPTION = "Countoff(..., {})"
 TICKS = "accelerator.prepare() makes each scheduler.step() step the scheduler once per process."
 """Why a prepared scheduler is ahead of the optimizer."""
 
@@ -32,13 +32,12 @@ WORDS = Words(
         "UnevenBatches": uneven_remedies(
             train=(
                 "give every rank the same number of batches. If the dataset has a length: even_batches=True, the "
-                "default, and the same dataset on every rank. If it is iterable: for batch in itertools.islice(loader, "
-                "n), with n batches that every rank has, a multiple of gradient_accumulation_steps; what is beyond "
-                "them is not read."
+                "default, and the same dataset on every rank. If it is iterable: for batch in "
+                "itertools.islice(countoff.train(loader), n), with n batches that every rank has, a multiple of "
+                "gradient_accumulation_steps; what is beyond them is not read."
             ),
             option=_OPTION,
         ),
-        "UnseenLoader": "attach the very loader that the loop iterates: the one that prepare() returned.",
         "StepMismatch": (
             "let all ranks step after the same batches: no condition of one rank around optimizer.step(), and no break "
             "of one rank. In an evaluation inside an epoch, a break hides the end of the train loader from "

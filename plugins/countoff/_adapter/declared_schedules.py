@@ -52,7 +52,7 @@ def ticks_of(scheduler: Any) -> int:
     Raises:
         UnknownTicks: If it does not show that.
     """
-    held = vars(scheduler)
+    held = getattr(scheduler, "__dict__", {})
     if _kind(scheduler) == f"{_TORCH}.ChainedScheduler":
         return ticks_of(held["_schedulers"][0])
     count, first = (held["last_epoch"], 0) if "last_epoch" in held else (held.get("last_batch_iteration"), -1)

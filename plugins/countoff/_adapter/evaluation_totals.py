@@ -26,13 +26,15 @@ class EvaluationTotals:
     Args:
         facts_of: Returns the facts of a loader; None if they cannot prove what all ranks read.
         dp_degree: Shares into which the data is cut, at least 1.
-        several: Whether there are several evaluations, so that the metrics have their names.
+        unnamed: The evaluation whose metrics do not have its name in theirs.
     """
 
-    def __init__(self, facts_of: Callable[[Any], LoaderFacts | None], *, dp_degree: int, several: bool) -> None:
+    def __init__(
+        self, facts_of: Callable[[Any], LoaderFacts | None], *, dp_degree: int, unnamed: str = "validation"
+    ) -> None:
         self._facts_of = facts_of
         self._dp_degree = dp_degree
-        self._several = several
+        self._unnamed = unnamed
         self._found: dict[str, dict[str, float]] = {}
 
     @property
@@ -51,7 +53,7 @@ class EvaluationTotals:
         self._found[name] = {}
         with contextlib.suppress(Exception):  # of the user's own loader and sampler
             if batches is not None and (facts := self._facts_of(loader)) is not None:
-                label = name if self._several else ""
+                label = "" if name == self._unnamed else name
                 self._found[name] = evaluation_metrics(facts, batches=batches, dp_degree=self._dp_degree, name=label)
 
 

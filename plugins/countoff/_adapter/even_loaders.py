@@ -1,16 +1,9 @@
-"""Loaders whose passes give the same number of batches on every rank (`uneven_train`, `uneven_eval`).
-
-A rank may have fetched batches that its loop has not got, so a loader that can report its state reports the one after
-the last batch that the loop got.
-"""
+"""Loaders whose passes give the same number of batches on every rank (`uneven_train`, `uneven_eval`)."""
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import functools
-import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch.utils.data import (
@@ -24,20 +17,19 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
-from countoff._adapter.class_swap import own_class, swap_class
+from countoff._adapter.class_swap import own_class
+from countoff._adapter.hooks import PlacedValue
 from countoff._adapter.loader_observer import samples_in
 from countoff._adapter.torch_facts import iterates_as_torch
 from countoff.core import Guard, Settings
+from countoff.core.data.plain import ABSENT, in_class
 from countoff.core.totals import Totals
 
 __all__ = [
-    "STATE_METHODS",
-    "cover_state",
     "even_inside",
     "even_pass",
     "fetches_ahead",
     "finished",
-    "forget_state",
     "keeps_length",
     "proven_length",
     "saves_state",
@@ -49,14 +41,12 @@ _SAMPLERS = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRand
 """Samplers that draw from no global generator once a pass has begun, and know nothing of the training."""
 _LIBRARIES = ("accelerate.data_loader", "torchdata.stateful_dataloader")
 """Modules whose samplers and loaders are as those of torch."""
-_resumable: dict[int, tuple[weakref.ref[Any], Any]] = {}
-"""By the id of a loader, which need not be hashable: a reference to it, and where the loop is in its last even pass."""
 
 
 def saves_state(loader: Any) -> bool:
     """Returns whether a loader can report its state, from which a run resumes in mid-epoch."""
-    own = own_class(type(loader))
-    return callable(getattr(own, "state_dict", None)) and callable(getattr(own, "load_state_dict", None))
+    kind = type(loader)
+    return all(in_class(kind, name) is not ABSENT for name in ("state_dict", "load_state_dict"))
 
 
 def keeps_length(loader: Any) -> bool:
@@ -65,8 +55,8 @@ def keeps_length(loader: Any) -> bool:
     A DistributedSampler fixes its number of samples when it is made. Any other sampler follows a data set that grows,
     and a loader that resumes in mid-epoch has less in that pass.
     """
-    fixed = isinstance(getattr(loader, "sampler", None), DistributedSampler) and iterates_as_torch(loader)
-    return fixed and not saves_state(loader)
+    fixed = isinstance(loader, DataLoader) and type(loader.sampler) is DistributedSampler
+    return fixed and iterates_as_torch(loader) and not saves_state(loader)
 
 
 def proven_length(loader: Any, totals: Totals, settings: Settings) -> int | None:
@@ -101,128 +91,113 @@ def fetches_ahead(loader: Any) -> bool:
     return type(sampler) in _SAMPLERS
 
 
-@contextlib.contextmanager
 def even_pass(
     guard: Guard,
     batches: Iterator[Any],
+    begun: list[Any],
     *,
     loader: Any,
     again: Callable[[], Iterator[Any]] | None = None,
+    ahead: bool = False,
     proven: bool = False,
-) -> Iterator[Iterator[Any]]:
-    """A context with the batches of one pass, made even. Its span must be open.
+) -> Iterator[Any]:
+    """Returns the batches of one pass, made even. Its span must be open.
 
     Args:
         guard: The guard.
         batches: The loader's own iterator.
+        begun: Keeps the even pass for a later call. With one in it, that one goes on with these batches: its loader has
+            failed, and was begun again.
         loader: The loader, or any other source of batches.
-        again: Returns another iterator over it; None: the loader's own one.
+        again: Returns another iterator over it; None: ``iter(loader)``.
+        ahead: Whether the loop's own loader fetches one batch ahead of the one that it hands out.
         proven: Whether this is the loader whose length the fit's plan proves.
     """
-    yield _even(guard, batches, loader, again=again, ahead=False, proven=proven)
+    if begun:
+        begun[0].go_on_with(batches)
+        return begun[0]
+    even = guard.even(
+        batches,
+        again or functools.partial(iter, loader),
+        samples=samples_in,
+        ahead=ahead,
+        # A loader that can report its state is to report the one where the loop is.
+        prefetches=fetches_ahead(loader) and not saves_state(loader),
+        proven=proven,
+    )
+    if even is not batches:
+        begun.append(even)
+    return even
 
 
-@contextlib.contextmanager
 def even_inside(
     guard: Guard,
     batches: Iterator[Any],
+    begun: list[Any],
     *,
-    inner: Any,
+    owner: Any,
+    name: str,
     ahead: bool,
     proven: bool = False,
-    begun: Callable[[], None] = lambda: None,
-) -> Iterator[Iterator[Any]]:
-    """A context with the batches of one pass, which is made even where a loader inside of the loop's one is iterated.
+    begins: Callable[[], None] = lambda: None,
+) -> Iterator[Any]:
+    """Returns the batches of one pass, which is made even where a loader inside of the framework's one is iterated.
+
+    While the framework's loader begins its pass, something else stands in the place of the loader inside.
 
     Args:
         guard: The guard.
-        batches: The iterator of the loop's loader, which has not begun to iterate the other one.
-        inner: The loader that it iterates.
+        batches: The iterator of the framework's loader, which has not begun to iterate the other one.
+        begun: As for `even_pass`; so are `ahead` and `proven`.
+        owner: The framework's loader.
+        name: Its attribute that holds the other one.
         ahead: Whether it fetches one batch ahead of the one that it hands out.
         proven: Whether it is the loader whose length the fit's plan proves.
-        begun: Called when the loop's loader has begun to iterate the other one, where the pass is to end with the
-            shortest rank.
+        begins: Called when it begins to iterate the other one, where the pass is to end with the shortest rank.
     """
+    inner = getattr(owner, name)
 
-    def observe(loader: Any, own: Iterator[Any]) -> Iterator[Any]:
+    def iterate() -> Iterator[Any]:
         if guard.even_policy == "stop":
-            begun()
-        return _even(guard, own, loader, again=None, ahead=ahead, proven=proven)
+            begins()
+        return even_pass(guard, iter(inner), begun, loader=inner, ahead=ahead, proven=proven)
 
-    give_back = swap_class(inner, observe, methods=STATE_METHODS)
-    try:
-        yield batches
-    finally:
-        give_back()
+    return _EvenInside(batches, owner, name, _Inner(inner, iterate))
 
 
-def _even(
-    guard: Guard,
-    batches: Iterator[Any],
-    loader: Any,
-    *,
-    again: Callable[[], Iterator[Any]] | None,
-    ahead: bool,
-    proven: bool,
-) -> Iterator[Any]:
-    own = own_class(type(loader))
-    snapshot = functools.partial(own.state_dict, loader) if saves_state(loader) else None
-    even = guard.even(
-        batches,
-        again or functools.partial(own.__iter__, loader),
-        samples=samples_in,
-        snapshot=snapshot,
-        ahead=ahead,
-        prefetches=fetches_ahead(loader),
-        proven=proven,
-    )
-    resumable = getattr(even, "resumable", None)
-    if resumable is not None:
-        _remember(loader, resumable)
-    return even
+class _Inner:
+    """Stands for the loader inside of a framework's one, with all of its attributes, and another iterator."""
+
+    def __init__(self, own: Any, iterate: Callable[[], Iterator[Any]]) -> None:
+        self._own, self._iterate = own, iterate
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._iterate()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
+
+
+class _EvenInside:
+    """The iterator of a framework's loader, which begins its pass over another loader than its own."""
+
+    def __init__(self, batches: Iterator[Any], owner: Any, name: str, inner: _Inner) -> None:
+        self._batches = batches
+        self._place: Callable[[], PlacedValue] | None = functools.partial(PlacedValue, owner, name, inner)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if (place := self._place) is None:
+            return next(self._batches)
+        self._place, placed = None, place()
+        try:
+            return next(self._batches)
+        finally:
+            placed.remove()
 
 
 def finished(state: Any) -> Any:
     """Returns the state of a loader at a common end: what a longer rank has left is not taken in the next epoch."""
     return {**state, _FINISHED: True} if isinstance(state, dict) and _FINISHED in state else state
-
-
-def cover_state(loader: Any) -> Callable[[], None]:
-    """Lets a loader report the state where the loop is from here on; returns a function that ends that.
-
-    It does nothing for a loader that cannot report its state, or whose class cannot be exchanged.
-    """
-    if saves_state(loader):
-        forget_state(loader)
-        with contextlib.suppress(TypeError):
-            return swap_class(loader, lambda _, batches: batches, methods=STATE_METHODS)
-    return lambda: None
-
-
-def forget_state(loader: Any) -> None:
-    """Lets a loader report its own state again, until an even pass over it begins."""
-    if saves_state(loader):
-        _resumable.pop(id(loader), None)
-
-
-def _remember(loader: Any, resumable: Any) -> None:
-    key = id(loader)
-    with contextlib.suppress(TypeError):  # of a class without weak references, whose methods cannot be replaced either
-        _resumable[key] = weakref.ref(loader, lambda _: _resumable.pop(key, None)), resumable
-
-
-def _state_dict(loader: Any, own: Callable[[], Any]) -> Any:
-    if id(loader) not in _resumable:
-        return own()
-    _, resumable = _resumable[id(loader)]
-    state = copy.deepcopy(resumable.state)  # Accelerate changes what it gets
-    return finished(state) if resumable.over else state
-
-
-def _load_state_dict(loader: Any, own: Callable[..., Any], state: Any) -> Any:
-    _resumable.pop(id(loader), None)
-    return own(state)
-
-
-STATE_METHODS: Mapping[str, Callable[..., Any]] = {"state_dict": _state_dict, "load_state_dict": _load_state_dict}
-"""What `swap_class` puts over the methods of a loader that can report its state."""

@@ -37,12 +37,12 @@ def count_forward_passes(modules: Iterable[Any], count: Callable[[], None]) -> C
     with contextlib.ExitStack() as stack:
         for module in modules:
             if not isinstance(module, torch.nn.Module):
-                raise TypeError(f"attach(model=…) takes a module or a list of modules, got a {type(module).__name__}")
+                raise TypeError(f"Countoff(model=…) takes a module or a list of modules, got a {type(module).__name__}")
             try:
                 stack.callback(module.register_forward_pre_hook(_Begin(passes)).remove)
                 stack.callback(module.register_forward_hook(_End(passes), always_call=True).remove)
             except (RuntimeError, NotImplementedError) as error:  # a module of TorchScript
-                raise TypeError(f"attach(model=…) cannot observe a {type(module).__name__}: {error}") from None
+                raise TypeError(f"Countoff(model=…) cannot observe a {type(module).__name__}: {error}") from None
         return stack.pop_all().close
 
 

@@ -13,13 +13,13 @@ from countoff.core import Finding, Settings, SettingsError
 __all__ = ["Options", "cannot_make_even", "own_arguments", "with_common_end"]
 
 
-def own_arguments(attach: Callable[..., Any]) -> list[str]:
-    """Returns the names of the arguments that a function takes besides options, for the error about an unknown one.
+def own_arguments(made: Callable[..., Any]) -> list[str]:
+    """Returns the names of the arguments besides options, for the error about an unknown one.
 
     Args:
-        attach: The function, which takes options as ``**options``.
+        made: The function or class, which takes options as ``**options``.
     """
-    parameters = inspect.signature(attach).parameters.values()
+    parameters = inspect.signature(made).parameters.values()
     return [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
 
 

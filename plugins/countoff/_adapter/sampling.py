@@ -10,11 +10,19 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 from torch.utils.data.distributed import DistributedSampler
 
 from countoff._adapter.dealt_streams import sampler_of, stream_facts
-from countoff._adapter.torch_facts import reported_length
+from countoff._adapter.torch_facts import of_library, reported_length
 from countoff.core.checks.data import UNKNOWN, DataIdentity, Sampling
 from countoff.core.data.fingerprint import Begun, begin_fingerprint
 from countoff.core.data.plain import attribute_of
@@ -23,6 +31,7 @@ __all__ = [
     "accelerate_classes",
     "asks_for_length",
     "fingerprint_batch",
+    "known_length",
     "samplers_of",
     "sampling_of",
     "take_fingerprint",
@@ -30,8 +39,9 @@ __all__ = [
 
 _DEPTH = 32
 _ASKING = (BatchSampler, DistributedSampler, RandomSampler, SequentialSampler)
+_SIZED = (*_ASKING, SubsetRandomSampler, WeightedRandomSampler)
 _ASKING_OF_ACCELERATE = ("BatchSamplerShard", "SeedableRandomSampler", "SkipBatchSampler")
-"""Samplers that ask the dataset for its length, or hold one that does."""
+"""Samplers that ask the dataset for its length, or hold one that does; of `_SIZED`, some know one of their own."""
 
 
 def fingerprint_batch(data: DataIdentity, batch: Any, loader: Any) -> None:
@@ -110,6 +120,21 @@ def asks_for_length(loader: Any) -> bool:
     asking = (*_ASKING, *accelerate_classes(*_ASKING_OF_ACCELERATE))
     samplers = [] if isinstance(loader.dataset, IterableDataset) else list(samplers_of(loader))[1:]
     return bool(samplers) and all(type(each) in asking for each in samplers)
+
+
+def known_length(loader: Any) -> int | None:
+    """Returns ``len(loader)`` where that calls nothing of the user's that a pass over the loader would not call.
+
+    None stands for any other loader: its `__len__`, or that of its dataset or sampler, may do anything.
+    """
+    kind = type(loader)
+    if kind in (list, tuple, range):
+        return len(loader)
+    if not issubclass(kind, DataLoader) or not (of_library(kind.__len__) and of_library(kind.__iter__)):
+        return None
+    known = (*_SIZED, *accelerate_classes(*_ASKING_OF_ACCELERATE))
+    samplers = [] if isinstance(loader.dataset, IterableDataset) else list(samplers_of(loader))[1:]
+    return reported_length(loader) if samplers and all(type(each) in known for each in samplers) else None
 
 
 def accelerate_classes(*names: str) -> tuple[type, ...]:

@@ -12,6 +12,7 @@ from fractions import Fraction
 from typing import Any
 
 from countoff._adapter.declared_schedules import UnknownTicks, declared_ending, ticks_of
+from countoff._adapter.weakly import weakly
 from countoff.core import BatchPlan, Verdict
 from countoff.core.checks.horizon import Horizon, RunLength, Stepping, run_out, wrong_horizon
 from countoff.core.checks.learning_rates import SchedulePlan
@@ -49,12 +50,16 @@ class Schedule:
         """Returns the schedule of a scheduler.
 
         Args:
-            scheduler: The scheduler, unwrapped.
+            scheduler: The scheduler, unwrapped. It is held weakly.
             pace: Ticks per optimizer step, if they are known.
             reasons: Why it may tick several times per step.
         """
-        name = type(scheduler).__name__
-        return cls(name, lambda: declared_ending(scheduler), lambda: ticks_of(scheduler), pace, reasons or {})
+        name, held = type(scheduler).__name__, weakly((scheduler,))
+
+        def present() -> Any:
+            return next(iter(held()), None)
+
+        return cls(name, lambda: declared_ending(present()), lambda: ticks_of(present()), pace, reasons or {})
 
     def horizon(self, run: RunLength, begin: tuple[int, int]) -> Horizon | None:
         """Returns where the schedule ends, by its present pace; None if that is not known.

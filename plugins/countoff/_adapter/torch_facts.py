@@ -16,7 +16,9 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from torch.utils.data.distributed import DistributedSampler
 
 from countoff._adapter.class_swap import own_class
+from countoff._adapter.weakly import weakly
 from countoff.core import LoaderFacts
+from countoff.core.data.plain import attribute_of
 from countoff.core.data.unobserved import unobserved
 from countoff.core.part import Part
 
@@ -32,7 +34,7 @@ def rank_and_world_size() -> tuple[int, int]:
 
 
 def part_of(group: Any) -> Part | None:
-    """Returns the part of the job that a process group is; None for all of its ranks.
+    """Returns the part of the job that a process group is; None without a group.
 
     Args:
         group: The process group; None for all ranks of the job.
@@ -46,14 +48,8 @@ def part_of(group: Any) -> Part | None:
     # What `new_group` returns where a rank is not in the group is no process group.
     ranks = dist.get_process_group_ranks(group) if isinstance(group, dist.ProcessGroup) else []
     if rank not in ranks:
-        raise ValueError(f"rank {rank} is not in the group: call attach(group=…) on the ranks of the group alone")
-    return None if len(ranks) == world_size else Part(tuple(sorted(ranks)), group)
-
-
-def have_no_gradients(optimizers: Iterable[Any]) -> bool:
-    """Whether there are optimizers, and no parameter of theirs has a gradient: nothing has been trained on so far."""
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    return bool(groups) and all(parameter.grad is None for group in groups for parameter in group["params"])
+        raise ValueError(f"rank {rank} is not in the group: make Countoff(group=…) on the ranks of the group alone")
+    return Part(tuple(sorted(ranks)), group)
 
 
 def versions(*packages: str) -> dict[str, str]:
@@ -93,6 +89,26 @@ def loader_facts(loader: Any, **known: Any) -> LoaderFacts:
     return LoaderFacts(**(facts | known))
 
 
+def shown_facts(loader: Any, length: int | None, **known: Any) -> LoaderFacts:
+    """Returns the facts of the loader of a loop that a person writes, of which nothing is asked that may do anything.
+
+    Args:
+        loader: Anything that is iterated; None stands for none.
+        length: Its length, where that may be asked for; None where not, and where it has none.
+        known: As for `loader_facts`.
+    """
+    if length is not None and issubclass(type(loader), DataLoader):
+        return loader_facts(loader, **known)
+    batch_size, drop_last = attribute_of(loader, "batch_size"), attribute_of(loader, "drop_last")
+    return LoaderFacts(
+        reported_batches=length,
+        batch_size=batch_size if type(batch_size) is int and batch_size > 0 else None,
+        drop_last=drop_last is True,
+        samples_per_rank=None,
+        **known,
+    )
+
+
 def iterates_as_torch(loader: Any) -> bool:
     """Returns whether a DataLoader's pass has the batches of its sampler: its class has no `__iter__` of the user's."""
     return of_library(own_class(type(loader)).__iter__)
@@ -118,14 +134,15 @@ def _facts_of_data_loader(loader: DataLoader[Any]) -> dict[str, Any]:
         if type(batch_sampler).__iter__ is not BatchSampler.__iter__:
             return facts  # its number of batches follows rules of its own, as where it sorts samples by length
     sampler = getattr(batch_sampler, "sampler", loader.sampler)
-    size = reported_length(loader.dataset)
     if isinstance(sampler, DistributedSampler):
         if type(sampler).__iter__ is not DistributedSampler.__iter__ and len(sampler) != sampler.num_samples:
             return facts  # a subclass that yields another number of samples
+        size = reported_length(loader.dataset)
         return facts | {"samples_per_rank": sampler.num_samples, "dataset_size": size, "sampling": "distributed"}
     if isinstance(sampler, SequentialSampler) or (isinstance(sampler, RandomSampler) and not sampler.replacement):
         # Ranks without a DistributedSampler may all read the same data set, or each its own share of it.
         sampling = "replicated" if rank_and_world_size()[1] == 1 else "unknown"
+        size = reported_length(loader.dataset)
         return facts | {"samples_per_rank": len(sampler), "dataset_size": size, "sampling": sampling}
     return facts
 
@@ -170,24 +187,21 @@ class NamedOptimizers:
         named: What the user has named.
     """
 
-    def __init__(self, named: Sequence[Any]) -> None:
-        self._named = list(named)
-        self._others: dict[int, weakref.ref[Any]] = {}
+    def __init__(self, named: Iterable[Any]) -> None:
+        self._named = weakly(named)
+        self._known: dict[int, tuple[weakref.ref[Any], bool]] = {}
 
     def __call__(self, optimizer: Any) -> bool:
-        if any(optimizer is each for each in self._named):
-            return True
-        known = self._others.get(id(optimizer))
-        if known is not None and known() is optimizer:
-            return False
+        known = self._known.get(id(optimizer))
+        if known is not None and known[0]() is optimizer:
+            return known[1]
+        named = self._named()
         own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        groups = [group for each in self._named for group in getattr(each, "param_groups", ())]
+        groups = [group for each in named for group in getattr(each, "param_groups", ())]
         shares = any(id(parameter) in own for group in groups for parameter in group["params"])
-        if shares:
-            self._named.append(optimizer)
-        else:
-            self._others[id(optimizer)] = weakref.ref(optimizer)
-        return shares
+        counts = shares or any(optimizer is each for each in named)
+        self._known[id(optimizer)] = weakref.ref(optimizer), counts
+        return counts
 
 
 def on_optimizer_step(step: Callable[[Any], None], counts: Callable[[Any], bool] | None = None) -> Any:

@@ -35,7 +35,7 @@ class Words:
 
     Attributes:
         framework: The framework's name, for the trace.
-        option: How an option is set, with ``{}`` in its place: ``attach({})``.
+        option: How an option is set, with ``{}`` in its place: ``Countoff({})``.
         remedies: What to do about each kind of verdict.
         stepping: How a scheduler is stepped.
         only: By kind of verdict, when the adapter can report it, if that is not always.
@@ -62,7 +62,7 @@ def uneven_remedies(
 
     Args:
         train: How train loaders get as many batches on every rank, in the framework's terms.
-        option: How an option is set in this framework, with ``{}`` in its place: ``attach({})``.
+        option: How an option is set in this framework, with ``{}`` in its place: ``Countoff({})``.
         goes_on: Whether countoff can let a job with such loaders go on there, by ``uneven_train="stop"``.
         together: How all ranks evaluate after the same batch, in the framework's terms.
         alone: Whether some ranks can evaluate without the others in this framework.
@@ -93,7 +93,7 @@ def data_remedies(
 
     Args:
         shares: How each rank gets a share of its own, in the framework's terms.
-        option: How an option is set in this framework, with ``{}`` in its place: ``attach({})``.
+        option: How an option is set in this framework, with ``{}`` in its place: ``Countoff({})``.
         order: How each epoch gets an order of its own; empty where countoff does not see the order.
         dealer: What shards the data, where the framework does so by itself.
         undo: How the framework is kept from sharding it.

@@ -95,7 +95,6 @@ WORDS = Words(
     },
     cannot={
         "Repeated": "Composer itself ends every epoch on all ranks with the shortest one",
-        "UnseenLoader": "the Trainer iterates its own loaders",
         "WrongTotal": "Composer tells no number of samples that countoff could prove wrong",
         "NotDistributed": "Composer's launcher sets torch.distributed up",
     },

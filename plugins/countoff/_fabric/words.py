@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from countoff._adapter.words import EVEN, LENGTH_OF_ONE_RANK, Words, data_remedies, uneven_remedies
-from countoff.core import Verdict
-from countoff.core.checks.framework import UNSEEN_LOADER
 from countoff.core.checks.resume import AGAIN, RATE
 
-__all__ = ["WORDS", "unseen_loader"]
+__all__ = ["WORDS"]
 
-_OPTION = "Countoff({})"
+_OPTION = "Countoff(fabric, {})"
 
 WORDS = Words(
     framework="Fabric",
@@ -38,10 +36,6 @@ WORDS = Words(
                 "have begun a new schedule on purpose, ignore this."
             ),
         },
-        "UnseenLoader": (
-            "pass the loader that the loop iterates through fabric.setup_dataloaders. A loop without a loader takes "
-            "its batches from handle.counted(…), where handle = countoff.torch.attach(), called after fabric.launch()."
-        ),
         "WrongLength": LENGTH_OF_ONE_RANK,
         **data_remedies(
             shares=(
@@ -55,30 +49,19 @@ WORDS = Words(
         ),
     },
     only={
+        "LearningRateMismatch": "with `optimizer=`",
         "RankMapError": "with a mesh",
         **EVEN,
         "DoubleSharded": "map-style datasets",
         "StreamsDiffer": "map-style datasets",
-        "SplitLeak": "the first evaluation under `no_grad`",
         "PeersDiffer": "with a mesh",
-        "ResumeMismatch": "with `state_dict()` in the checkpoint",
-        "WeightsDiffer": "with `weights_every=`",
-        "ShortRun": "with `watch_schedule(epochs=)`",
-        "WrongHorizon": "with `watch_schedule()`",
+        "ResumeMismatch": "with `countoff.state_dict()` in the checkpoint",
+        "WeightsDiffer": "with `weights_every=` and `model=`",
+        "ShortRun": "with `epochs=`",
+        "WrongHorizon": "with `scheduler=` and `epochs=` or `max_steps=`",
     },
     cannot={
         "WrongTotal": "Fabric tells no total",
         "NotDistributed": "Fabric launches the processes, or joins them, by itself",
     },
 )
-
-
-def unseen_loader(steps: int) -> Verdict:
-    """Returns the warning of a loop that gives nothing to count.
-
-    Args:
-        steps: Optimizer steps that it has made.
-    """
-    sentence = f"{steps} optimizer steps, and no batch of a loader that Fabric has set up."
-    why = "The loop iterates other objects, or no loader, and calls none of Fabric's hooks. Nothing is compared so far."
-    return UNSEEN_LOADER.found(sentence, why=why)

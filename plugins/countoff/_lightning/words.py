@@ -92,7 +92,6 @@ WORDS = Words(
         "WrongHorizon": "automatic optimization",
     },
     cannot={
-        "UnseenLoader": "the Trainer iterates its own loaders",
         "WrongTotal": "Lightning tells no number of samples",
         "NotDistributed": "Lightning launches the processes, or joins them, by itself",
     },

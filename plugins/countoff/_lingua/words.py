@@ -6,7 +6,7 @@ from countoff._adapter.words import READS_BY_DP_RANK, Words, data_remedies
 
 __all__ = ["WORDS"]
 
-_OPTION = "watch(..., {})"
+_OPTION = "Countoff(..., {})"
 _NO_END = "lingua's loader has no end and no length"
 
 WORDS = Words(
@@ -37,7 +37,6 @@ WORDS = Words(
         "SameOrder": READS_BY_DP_RANK,
         "ResumeMismatch": "lingua's checkpoint has no record of countoff's",
         "ShortRun": _NO_END,
-        "UnseenLoader": "the loop iterates what watch() returns",
         "WrongHorizon": "lingua makes the schedule of the run's steps; `countoff check` reads it in the configuration",
         "WrongTotal": "lingua tells no total",
         "NotDistributed": "lingua sets torch.distributed up by itself",

@@ -20,12 +20,11 @@ __all__ = ["CommandError", "describe", "run", "trace_directory", "variables"]
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _ADDED_TO = {
-    "lightning": "the callback is added to every Trainer, and to every Fabric",
+    "lightning": "the callback is added to every Trainer",
     "pytorch-lightning": "the callback is added to every Trainer",
     "mosaicml": "the callback is added to every Trainer",
     "transformers": "the callback is added to every Trainer",
-    "accelerate": "the epochs are counted in which a prepared optimizer steps",
-    "torch": "stalls are reported; in a loop of its own, batches are compared only with attach() in the code",
+    "torch": "stalls are reported; in a loop of its own, batches are compared only with Countoff() in the code",
 }
 """What becomes of a program, by the distribution of its framework."""
 

@@ -21,7 +21,6 @@ HOOKED = {
     "torch.distributed.distributed_c10d": "countoff._run.process_group",
     "transformers.trainer": "countoff._run.transformers_trainer",
     "composer.trainer.trainer": "countoff._run.composer_trainer",
-    "accelerate.accelerator": "countoff._run.accelerate_loops",
 }
 """By module of the program's: the one of ours whose `hook` is called with it once it is there."""
 

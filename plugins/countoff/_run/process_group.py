@@ -18,10 +18,16 @@ from countoff.core.threads import first_fit
 __all__ = ["hook"]
 
 _NOTHING_COUNTED = (
-    "countoff: the ranks' batches were not compared: this program trains in a loop of its own. To compare them, add "
-    "after init_process_group: from countoff.torch import attach; attach(train=loader). With Accelerate, add after "
-    "prepare(): from countoff.accelerate import attach; attach(accelerator, train=loader)."
+    "countoff: the ranks' batches were not compared: this program trains in a loop of its own. To compare them, make "
+    "{made} {after}, and iterate countoff.train(loader): from countoff.{module} import Countoff."
 )
+_WAYS = (
+    ("accelerate", "countoff = Countoff(accelerator)", "after prepare()"),
+    ("lightning.fabric", "countoff = Countoff(fabric, optimizer=optimizer)", "after fabric.setup()"),
+    ("lightning_fabric", "countoff = Countoff(fabric, optimizer=optimizer)", "after fabric.setup()"),
+    ("torch", "countoff = Countoff(optimizer=optimizer)", "after init_process_group"),
+)
+"""By package: what to make in a program that has imported it, and where."""
 _trains = False
 """Whether this process has applied an optimizer step since it has had other ranks."""
 
@@ -74,4 +80,6 @@ def _stepped(*_: Any) -> None:
 def _say_if_nothing_was_counted() -> None:
     failed = getattr(sys, "last_value", None) is not None or exception_at_exit() is not None
     if _trains and not failed and not first_fit.begun():
-        print(_NOTHING_COUNTED, file=sys.stderr, flush=True)
+        name, made, after = next((each for each in _WAYS if each[0] in sys.modules), _WAYS[-1])
+        text = _NOTHING_COUNTED.format(made=made, after=after, module=name.split(".")[-1].removeprefix("lightning_"))
+        print(text, file=sys.stderr, flush=True)

@@ -6,7 +6,7 @@ from countoff._adapter.words import READS_BY_DP_RANK, Words, data_remedies
 
 __all__ = ["WORDS"]
 
-_OPTION = "attach(trainer, {})"
+_OPTION = "Countoff(trainer, {})"
 _NO_LENGTH = "TorchTitan asks no loader for its length"
 _NO_COMMON_END = "TorchTitan's ranks cannot be made even"
 
@@ -42,7 +42,6 @@ WORDS = Words(
         "SameOrder": READS_BY_DP_RANK,
         "ResumeMismatch": "TorchTitan's checkpoint has no record of countoff's",
         "ShortRun": "TorchTitan raises an error where its loader ends before the last step",
-        "UnseenLoader": "the trainer iterates its own loader",
         "WrongTotal": "TorchTitan tells no total",
         "NotDistributed": "TorchTitan sets torch.distributed up by itself",
     },

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from countoff._adapter.checkpoints import without_data
-from countoff._adapter.observed_loop import ObservedLoop
+from countoff._adapter.counted_loop import CountedLoop
 from countoff.core import Guard, LoaderFacts, Settings
 from countoff.core.checks.resume import Restored
 
@@ -19,7 +19,7 @@ __all__ = ["first_epoch", "loaded_record", "restore", "state_of"]
 _RECORD = "record"
 
 
-def state_of(settings: Settings, loop: ObservedLoop | None, trainer_state: Any) -> dict[str, Any]:
+def state_of(settings: Settings, loop: CountedLoop | None, trainer_state: Any) -> dict[str, Any]:
     """Returns the state of the callback, from which the Trainer can make it anew.
 
     Args:

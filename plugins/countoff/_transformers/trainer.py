@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 from collections.abc import Iterator, Mapping
@@ -15,15 +14,13 @@ from countoff._accelerate.loader_facts import loader_facts
 from countoff._accelerate.loaders import (
     even_prepared,
     followers,
-    holds_prepared,
     is_prepared,
     same_source,
     skipped_batches,
 )
 from countoff._accelerate.streams import watch_stream
 from countoff._adapter import torch_facts
-from countoff._adapter.observed_loaders import observe_loaders
-from countoff._adapter.observed_loop import ObservedLoop
+from countoff._adapter.counted_loop import CountedLoop
 from countoff._adapter.schedule_watch import Schedule
 from countoff._transformers.words import why_equal_lengths
 from countoff.core import FitPlan, LoaderFacts, Settings, Verdict
@@ -70,50 +67,34 @@ def train_facts(loader: Any, args: Any, process: Any) -> LoaderFacts:
     return facts
 
 
-def observe(loop: ObservedLoop, loader: Any, *, resumes_inside: bool) -> None:
+def observe(loop: CountedLoop, loader: Any) -> None:
     """Counts the passes over the Trainer's loaders until the training ends.
 
     Args:
         loop: The training, which counts them.
-        loader: The train loader, prepared by Accelerate or not.
-        resumes_inside: Whether the Trainer resumes in the middle of an epoch.
+        loader: The train loader.
 
     Raises:
-        TypeError: If the passes over the train loader cannot be observed, with the reason.
+        TypeError: If Accelerate has not prepared the train loader.
     """
-    prepared = is_prepared(loader)
-    if not prepared:
-        _observe_unprepared(loop, loader, resumes_inside)
+    if not is_prepared(loader):
+        raise TypeError(
+            f"get_train_dataloader() returned a {type(loader).__name__}: let it return what "
+            "self.accelerator.prepare() returned for a DataLoader"
+        )
 
     def follower(iterated: Any, batches: Iterator[Any]) -> Iterator[Any]:
         skipped = skipped_batches(iterated)
-        train = prepared and (iterated is loader or (skipped > 0 and same_source(loader, iterated)))
+        train = iterated is loader or (skipped > 0 and same_source(loader, iterated))
         name = None if train else "evaluation"
         even = even_prepared(iterated)
         return loop.passes.follow(batches, name, position=skipped, ahead=iterated, loader=iterated, even=even)
 
     loop.until_end(followers.add(follower))
-    if prepared:
-        loop.until_end(watch_stream(loader, lambda: loop.guard.data))
+    loop.until_end(watch_stream(lambda: loader, lambda: loop.guard.data))
     loop.until_end(count_backward_passes(loop.micro_batch))
     # The Trainer reports the end of an epoch before it lets go of its loader, unless an exception has ended training.
     loop.passes.left = loop.leave
-
-
-def _observe_unprepared(loop: ObservedLoop, loader: Any, resumes_inside: bool) -> None:
-    """Counts the passes over a train loader that Accelerate has not prepared."""
-    reason = ""
-    if holds_prepared(loader):
-        reason = "which wraps a prepared loader"  # whose passes would be counted as evaluations
-    elif resumes_inside:
-        reason = "of which the Trainer makes a copy to resume within an epoch"
-    else:
-        with contextlib.suppress(TypeError):
-            return observe_loaders(loop, {None: loader})
-    raise TypeError(
-        f"get_train_dataloader() returned a {type(loader).__name__}, {reason or 'whose passes cannot be observed'}: "
-        "let it return what self.accelerator.prepare() returned for a DataLoader"
-    )
 
 
 def plan_of(facts: LoaderFacts, args: Any, state: Any, settings: Settings) -> FitPlan:

@@ -74,7 +74,6 @@ WORDS = Words(
     cannot={
         "RankMapError": _ONLY_DATA_RANKS,
         "PeersDiffer": _ONLY_DATA_RANKS,
-        "UnseenLoader": "the Trainer iterates its own loaders",
     },
 )
 

@@ -63,7 +63,6 @@ KINDS |= {
         short.SHORT_RUN,
         weights.WEIGHTS_DIFFER,
         splits.SPLIT_LEAK,
-        framework.UNSEEN_LOADER,
         horizon.WRONG_HORIZON,
         framework.WRONG_TOTAL,
         framework.NOT_DISTRIBUTED,

@@ -166,13 +166,6 @@ class DataIdentity(Check):
         self._first = span.started + 1
         self._steps_before = self._state.steps
 
-    def read_again(self) -> None:
-        """Forgets what was read of the open train epoch, which begins again. The others must not know of it yet."""
-        if self._span is not None:
-            self.fingerprints_due = constants.FINGERPRINT_BATCHES
-            self._read, self._order = [], None
-            self.elements = None if self.elements is None else FirstElements()
-
     def read(
         self, batch: Any, sampling: Sampling = UNKNOWN, stream: Callable[[], StreamFacts | None] | None = None
     ) -> None:

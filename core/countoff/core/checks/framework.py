@@ -1,8 +1,7 @@
 """Does the framework count the job that runs? Adapters look for that, by what they know of their framework.
 
 A loader may report the batches of all ranks (`WrongLength`), a total may count each batch once per process
-(`WrongTotal`), each process may train as the only one (`NotDistributed`), and the loop may iterate another loader than
-the one that is watched (`UnseenLoader`).
+(`WrongTotal`), and each process may train as the only one (`NotDistributed`).
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from countoff.core.plan import BatchPlan
 from countoff.core.verdict import Verdict, VerdictKind
 from countoff.core.words import count_of
 
-__all__ = ["NOT_DISTRIBUTED", "UNSEEN_LOADER", "WRONG_LENGTH", "WRONG_TOTAL", "judge_length"]
+__all__ = ["NOT_DISTRIBUTED", "WRONG_LENGTH", "WRONG_TOTAL", "judge_length"]
 
 WRONG_LENGTH = VerdictKind(
     "WrongLength",
@@ -27,12 +26,6 @@ WRONG_TOTAL = VerdictKind(
 NOT_DISTRIBUTED = VerdictKind(
     "NotDistributed",
     "several processes were launched, but the framework treats each as the only one",
-    ends=False,
-)
-UNSEEN_LOADER = VerdictKind(
-    "UnseenLoader",
-    "for 64 optimizer steps, no batch has come from the attached loader: the loop iterates another one. With "
-    "`uneven_train`, also where a shorter fit has counted no batch at all",
     ends=False,
 )
 

@@ -1,8 +1,8 @@
-"""What the threads of a watched loop let countoff prove.
+"""What the threads of a loop let countoff prove.
 
-A framework's trainer takes its batches and its steps on one thread, and says so through its hooks. A loop that is
-watched from outside may use several: one that prefetches, one that evaluates while the next epoch trains. Between two
-threads there is no order, so counts of two threads must not be compared with one another. Every watcher asks here.
+A framework's trainer takes its batches and its steps on one thread, and says so through its hooks. A loop that a person
+writes may use several: one that prefetches, one that evaluates while the next epoch trains. Between two threads there
+is no order, so counts of two threads must not be compared with one another.
 """
 
 from __future__ import annotations
@@ -26,18 +26,12 @@ class Evidence:
             named; otherwise they are those of all optimizers of the process.
         steps_by_batch: Whether it is known after which batch each optimizer step was applied: batches and steps are on
             one thread.
-        counts_all: Whether the passes of the fit are counted that do not train, too. Where they are not, what the
-            program does outside of its train epochs is no stall.
-        elsewhere: Batches that this rank has taken from loaders which are not counted, as far as they are seen. They
-            show that it makes progress.
     """
 
     home: int = field(default_factory=threading.get_ident)
     current: Callable[[], int] = threading.get_ident
     optimizers_told: bool = False
     steps_by_batch: bool = True
-    counts_all: bool = True
-    elsewhere: int = 0
     _taker: int | None = None
     _takers: set[int] = field(default_factory=set[int])
     _stepper: int | None = None

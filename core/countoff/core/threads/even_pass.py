@@ -97,6 +97,10 @@ class EvenPass:
         self._error: Exception | None = None
         self.resumable = None if snapshot is None else Resumable(copy.deepcopy(snapshot()))
 
+    def go_on_with(self, batches: Iterator[Any]) -> None:
+        """Takes the next batches from another iterator: the loader has raised an exception, and was begun again."""
+        self._batches, self._exhausted, self._error = batches, False, None
+
     def __iter__(self) -> Iterator[Any]:
         return self
 

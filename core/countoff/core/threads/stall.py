@@ -48,8 +48,6 @@ class Stall:
         """Compares this rank's progress with what it was; no I/O."""
         progress = self._state.progress()
         now = time.monotonic()
-        if not (self._state.evidence.counts_all or self._state.spans):
-            self.moved_at = now
         if progress != self._progress:
             if self._reported:
                 self._patience, self._reported = max(self._patience, round(2 * (now - self.moved_at))), False

@@ -1,4 +1,4 @@
-"""A training loop that is observed from outside, from the begin of its fit to its end."""
+"""A training loop whose passes and steps are counted, from the begin of its fit to its end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from countoff._adapter.evaluation_totals import EvaluationTotals
 from countoff._adapter.fit import NO_LOADERS, Fit
 from countoff._adapter.leaving import ExitHooks, LeftFit
-from countoff._adapter.loader_passes import LoaderPasses
+from countoff._adapter.passes import Passes
 from countoff._adapter.sharded_passes import count_sharded_passes
 from countoff._adapter.torch_facts import on_optimizer_step
 from countoff.core import DivergenceError, FitPlan, Guard, Verdict
@@ -20,20 +20,21 @@ from countoff.core.checks.learning_rates import SchedulePlan
 from countoff.core.checks.resume import UNREADABLE, Restored, ResumeRecord
 from countoff.core.ending import shutdown
 
-__all__ = ["ObservedLoop", "active_loops"]
+__all__ = ["CountedLoop", "active_loops"]
 
-_active: list[ObservedLoop] = []
+_active: list[CountedLoop] = []
 """The loops of this process whose fit has begun and has not ended, in the order of their begin."""
 
 
-class ObservedLoop:
-    """One fit of a loop that has no hooks: what adapters tell of it, while its passes and its steps are counted.
+class CountedLoop:
+    """One fit of a loop: what adapters tell of it, while its passes and its steps are counted.
+
+    It outlives the loop until the process ends or another fit begins, and so holds nothing of the user's strongly.
 
     Args:
         fit: The fit.
         epoch: Number of the first train epoch.
         steps_of: Returns whether a step of an optimizer belongs to this loop; None: every step does.
-        counts_all: As in `Evidence`.
 
     Attributes:
         fit: The fit.
@@ -43,8 +44,6 @@ class ObservedLoop:
         length_now: Returns the length that the train loader reports after a pass; None where nothing tells it.
         may_resume: Whether a pass over the train loader may begin in the middle of an epoch without a word of it, so
             that a single pass tells no length.
-        batches_before: Batches of the first train epoch that a counted function has returned before the checkpoint.
-        covered: What reports its state as it is where the loop is.
         train_loader: Returns the train loader whose epochs are compared with its length; None where none is.
         trainer_ends: Whether the epochs, and the position after a resume, are those of a trainer, which also says by
             itself why it has ended.
@@ -56,20 +55,15 @@ class ObservedLoop:
         *,
         epoch: int = 0,
         steps_of: Callable[[Any], bool] | None = None,
-        counts_all: bool = True,
     ) -> None:
         self.fit = fit
-        self.passes = LoaderPasses(
-            fit.guard, epoch=epoch, exhausted=self._learn_length, diverged=self._give_back_if_diverged
-        )
+        self.passes = Passes(fit.guard, epoch=epoch, exhausted=self._learn_length, diverged=self._give_back_if_diverged)
         self.passes.began = self._epoch_begins
         self.passes.abandoned = fit.epoch_left
         self.evaluations: EvaluationTotals | None = None
         self.own_length: int | None = None
         self.length_now: Callable[[], int | None] = _unknown
         self.may_resume = False
-        self.batches_before = 0
-        self.covered: list[Any] = []
         self.train_loader: Callable[[], Any] | None = None
         self.trainer_ends = False
         self._last_length: int | None = None
@@ -77,8 +71,6 @@ class ObservedLoop:
         self._start_epoch, self._start_step = epoch, 0
         self._plan, self._versions = FitPlan(), dict[str, str]()
         self._steps_of = steps_of
-        self._counts_all = counts_all
-        self._stepping: set[int] = set()  # the ids of the optimizers that have stepped in a train epoch
         self._release = contextlib.ExitStack()
         self._exit_hooks: ExitHooks | None = None
         self._left: LeftFit | None = None
@@ -89,6 +81,11 @@ class ObservedLoop:
     def guard(self) -> Guard:
         """The guard of the fit."""
         return self.fit.guard
+
+    @property
+    def ended(self) -> bool:
+        """Whether no fit goes on."""
+        return self._ended
 
     def until_end(self, release: Callable[[], None]) -> None:
         """Has a function called when the fit ends, in whatever way: one that takes back what was put on an object."""
@@ -118,6 +115,10 @@ class ObservedLoop:
             loaders: As for `Fit.begin`.
         """
         fit, self._ended = self.fit, False
+        for earlier in active_loops():  # its program has gone on to this one, and has said no word of its end
+            if earlier.fit.own.part == fit.own.part:
+                with contextlib.suppress(DivergenceError):
+                    earlier.end()
         if record:
             position, self.passes.epoch, fit.steps_before = self._place_of(record)
             plan = replace(plan, position=position)
@@ -149,6 +150,7 @@ class ObservedLoop:
 
     def compare(self, comparing: bool) -> None:
         """Says whether passes that begin from here on, micro-batches and weights are compared with other ranks'."""
+        self.passes.settle()
         self.passes.comparing, self.fit.trains_apart = comparing, not comparing
 
     @contextlib.contextmanager
@@ -161,7 +163,8 @@ class ObservedLoop:
             self.compare(True)
 
     def progress(self) -> dict[str, float]:
-        """Returns what `Attached.progress` returns."""
+        """Returns the true totals as known by now, and this rank's progress, under the names of the logged metrics."""
+        self.passes.settle()
         values = self.fit.metrics
         values |= {} if self.evaluations is None else self.evaluations.metrics
         done = self.fit.progress()
@@ -169,6 +172,7 @@ class ObservedLoop:
 
     def record(self) -> dict[str, Any]:
         """Returns how far this rank has come, for a checkpoint."""
+        self.passes.settle()
         left = self.fit.batches_left(self.fit.epoch_batches)
         return self.guard.resumes.record(self.passes.batch, left=left)
 
@@ -243,7 +247,6 @@ class ObservedLoop:
         loaders: Mapping[str | None, Any] = NO_LOADERS,
     ) -> None:
         self.guard.evidence.optimizers_told = self._steps_of is not None
-        self.guard.evidence.counts_all = self._counts_all
         self.fit.begin(plan, self._versions, schedules, own_length=self.own_length, loaders=loaders)
         if self._exit_hooks is not None:
             self._exit_hooks.register_at_exit()
@@ -254,19 +257,13 @@ class ObservedLoop:
             found = ResumeRecord.from_json(record)
         except UNREADABLE:
             return None, self.passes.epoch, 0
-        self.batches_before = found.batches or 0
-        return [found.epoch, self.batches_before, found.steps], found.epoch, found.steps
+        return [found.epoch, found.batches or 0, found.steps], found.epoch, found.steps
 
     def step(self, optimizer: Any) -> None:
         """Counts an optimizer step of this loop."""
-        guard, steps = self.guard, self.guard.steps
-        self.passes.end_look()
-        guard.step(id(optimizer))
-        if guard.steps != steps:
-            self._stepping.add(id(optimizer))
+        self.passes.settle()  # a pass that was left before this step does not have it
+        self.guard.step(id(optimizer))
         self.fit.stepped()
-        if self.passes.expects_train or (self.passes.expects_more and id(optimizer) in self._stepping):
-            self.passes.stepped()
 
     def _epoch_begins(self, epoch: int) -> None:
         self._position = self.guard.train_batches
@@ -321,7 +318,7 @@ class ObservedLoop:
         fit.run_ended(steps=fit.steps_done, max_steps=run.max_steps)
 
     def _forget_loader(self) -> None:
-        self.length_now, self.train_loader = _unknown, None  # they hold the loader
+        self.length_now, self.train_loader = _unknown, None  # they may hold the loader
 
     def _give_back_if_diverged(self) -> None:
         """Gives back the loaders where a verdict leaves the loop; the fit stays until the program ends with it."""
@@ -344,8 +341,6 @@ class ObservedLoop:
         try:
             self.passes.close_stale(everything=True)
             if in_order:
-                if self.guard.state.world_size > 1 and self.fit.settings.uneven_train != "raise":
-                    self.passes.warn_if_unseen()  # what the user has asked for was not done
                 self._judge_run()
             self.guard.fit_end()
         finally:
@@ -374,12 +369,12 @@ class ObservedLoop:
             shutdown.exit_now()
 
 
-def active_loops() -> list[ObservedLoop]:
+def active_loops() -> list[CountedLoop]:
     """Returns the loops of this process whose fit has begun and has not ended, in the order of their begin."""
     return list(_active)
 
 
-def _left_by_exception() -> ObservedLoop | None:
+def _left_by_exception() -> CountedLoop | None:
     """Returns the loop that an exception has left: the latest with an open span, or else the latest."""
     inside = [each for each in _active if each.guard.open_span is not None]
     return next(reversed(inside or _active), None)

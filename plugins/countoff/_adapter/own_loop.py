@@ -1,0 +1,266 @@
+"""A training loop that a person writes: ``for batch in countoff.train(loader)`` says what is counted.
+
+Nothing of a loader is used but `iter()` and `next()`, which the loop itself would have called, and what its class is
+known to store.
+"""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any
+
+from countoff._adapter.counted_loop import CountedLoop
+from countoff._adapter.even_loaders import even_pass
+from countoff._adapter.passes import Count
+from countoff._adapter.weakly import weakly
+from countoff.core import Guard, LoaderFacts, Settings
+
+__all__ = ["OwnLoop"]
+
+
+class OwnLoop(ABC):
+    """What the `Countoff` of each module has that is for loops without a trainer.
+
+    The fit begins with the first batch of `train`, where all ranks meet. It ends with `close()`, with the ``with``
+    block, when the same ranks begin the fit of another `Countoff`, or with the program.
+
+    Args:
+        settings: The user's choices.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._loop = self._new_loop()
+        self._record: Mapping[str, Any] | None = None
+        self._planned: Callable[[], list[Any]] = weakly(())  # the loader whose length the fit's plan has
+        self._trained_on: Callable[[], list[Any]] = weakly(())
+        self._begun_before = False
+
+    def train(self, loader: Iterable[Any], *, epoch: int | None = None, position: int = 0) -> Iterator[Any]:
+        """Returns an iterator over one train epoch, which counts each batch as it hands it out.
+
+        Collective: every rank must take its first batch. The first one of a fit waits for the other ranks, at most
+        `deadline_seconds`. `len()` of the iterator is that of the loader, where it has one; with `uneven_train`, the
+        number of batches on every rank, where that is proven. A pass that was asked for no batch is none.
+
+        Args:
+            loader: A DataLoader, or anything else that can be iterated, such as ``range(steps)`` in a loop without a
+                loader.
+            epoch: Number of the epoch, at least 0. None: the next one.
+            position: Batches of this rank and epoch that were trained on before the checkpoint from which it resumes,
+                and that this pass does not have.
+
+        Raises:
+            DivergenceError: From the iterator, if ranks are out of step.
+
+        Example:
+            >>> from countoff.torch import Countoff
+            >>> countoff = Countoff()
+            >>> [batch for batch in countoff.train(range(2))], countoff.guard.train_batches
+            ([0, 1], 2)
+        """
+        return _Pass(self, loader, None, epoch, position)
+
+    def eval(self, loader: Iterable[Any], name: str = "validation") -> Iterator[Any]:
+        """Returns an iterator over one evaluation, which counts each batch as it hands it out.
+
+        It is compared with those of the other ranks as `uneven_eval` says. An evaluation before the fit has begun is
+        not compared. Where one rank evaluates alone, iterate the loader itself.
+
+        Args:
+            loader: A DataLoader, or anything else that can be iterated.
+            name: The evaluation's name, equal on all ranks.
+        """
+        return _Pass(self, loader, name, None, 0)
+
+    def start(self) -> None:
+        """Begins the fit before the first batch, to compare the ranks' plans earlier. Collective: every rank must.
+
+        The train loader is not known by then, and nothing of it is compared in the plan. It does nothing where the fit
+        has begun.
+
+        Raises:
+            PlanMismatch: If ranks begin with different plans.
+        """
+        self._begin(None)
+
+    @property
+    def guard(self) -> Guard:
+        """The guard of the fit."""
+        return self._loop.guard
+
+    def progress(self) -> dict[str, float]:
+        """Returns the true totals as known by now, and this rank's progress, under the names of the logged metrics.
+
+        After an evaluation, it also has the samples that all ranks have read there, where they are proven.
+        """
+        return self._loop.progress()
+
+    def micro_batch(self) -> None:
+        """Counts a micro-batch: one forward and backward pass for training. Call it on every rank, or on none."""
+        self._loop.micro_batch()
+
+    def uncounted(self) -> AbstractContextManager[None]:
+        """A context in which passes are not compared, for what may be uneven on purpose, such as `Join`."""
+        return self._loop.uncounted()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns how far this rank has come, for a checkpoint: plain types, which load without countoff.
+
+        It is empty before the fit, and where countoff is off. It takes no part in what the run computes.
+        """
+        if not self._settings.enabled:
+            return {}
+        return self._loop.record() if self._begun_before else dict(self._record or {})
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes what `state_dict` has returned, for the fit that the next train epoch begins.
+
+        It restores nothing of the run: the epoch and the batch at which the loop goes on are up to the loop. From its
+        first batches and steps, countoff warns if it repeats or skips data, or if its learning rate jumps. Where the
+        fit has begun, another one begins. Collective then: every rank must call it.
+
+        Args:
+            state: What `state_dict` has returned, on any rank; an empty mapping where the checkpoint was written
+                without countoff. With that, nothing is compared.
+        """
+        if not self._settings.enabled:
+            return
+        if self._loop.ended:
+            self._record = state
+        else:
+            self._loop.resume_where_begun(state)
+
+    def close(self) -> None:
+        """Ends the fit. Does nothing where none has begun.
+
+        Raises:
+            DivergenceError: If another rank goes on, or has diverged before.
+        """
+        self._loop.end()
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._loop.leave_by(error)
+
+    @abstractmethod
+    def _new_loop(self) -> CountedLoop:
+        """Returns the loop of a fit that has not begun."""
+
+    @abstractmethod
+    def _tell_of(self, loop: CountedLoop, loader: Any) -> LoaderFacts:
+        """Tells a loop of its train loader; returns what is known of it. None stands for a loader that is not known."""
+
+    @abstractmethod
+    def _begin_fit(self, loop: CountedLoop, loader: Any, facts: LoaderFacts, **known: Any) -> None:
+        """Begins the fit.
+
+        Args:
+            loop: The loop.
+            loader: The train loader; None if it is not known.
+            facts: What is known of it.
+            known: What else `CountedLoop.begin` takes.
+        """
+
+    def _ways(self, loader: Any, name: str | None, position: int) -> dict[str, Any]:
+        """Returns what else `Passes.count` takes for a pass over a loader, which goes on at a position."""
+        again = (lambda: iter(())) if isinstance(loader, Iterator) else None
+        even = functools.partial(even_pass, loader=loader, again=again, proven=self._proves(loader, name))
+        return {"loader": loader, "position": position, "even": even}
+
+    def _proves(self, loader: Any, name: str | None) -> bool:
+        """Whether the fit's plan proves the length of a pass: it is one over the loader with which the fit began."""
+        return name is None and any(each is loader for each in self._planned())
+
+    def _begin(self, loader: Any) -> None:
+        if not self._settings.enabled or not self._loop.ended:
+            return
+        if self._begun_before:
+            self._loop = self._new_loop()
+        loop, record = self._loop, self._record
+        facts = self._tell_of(loop, loader)
+        self._planned = weakly(() if loader is None else (loader,))
+        self._begin_fit(loop, loader, facts, record=record, compare=not self._begun_before)
+        self._record, self._begun_before = None, True
+
+    def count_pass(
+        self, batches: Iterator[Any], loader: Any, name: str | None, epoch: int | None, position: int
+    ) -> Count | None:
+        """Returns what counts the batches of a pass that begins; None where it is not counted."""
+        if not self._settings.enabled or (name is not None and self._loop.ended):
+            return None
+        if name is None:
+            if self._loop.ended and epoch is not None:
+                self._loop.passes.epoch = epoch
+            self._begin(loader)
+            if not any(each is loader for each in self._trained_on()):
+                self._tell_of(self._loop, loader)
+        elif (train := next(iter(self._trained_on()), None)) is not None:
+            self._loop.fit.evaluates(train, loader)
+        self._trained_on = weakly((loader,)) if name is None else self._trained_on
+        return self._loop.passes.count(batches, name, epoch=epoch, **self._ways(loader, name, position))
+
+    def length_of(self, loader: Any, name: str | None) -> int:
+        """Returns what `len` of a pass gives.
+
+        Raises:
+            TypeError: If the loader has no length.
+        """
+        length = len(loader)
+        if name is not None or self._settings.uneven_train == "raise" or not self._settings.enabled:
+            return length
+        self._begin(loader)
+        common = self._loop.guard.common_length if self._proves(loader, name) else None
+        return length if common is None or length != self._loop.own_length else common
+
+
+class _Pass:
+    """The iterator of one pass. It holds nothing but what the pass needs, and has no place in a reference cycle."""
+
+    def __init__(
+        self, owner: OwnLoop, loader: Iterable[Any], name: str | None, epoch: int | None, position: int
+    ) -> None:
+        self._owner = owner
+        self._loader = loader
+        self._asked = name, epoch, position
+        self._batches: Iterator[Any] | None = None
+        self._count: Count | None = None
+        self._take: Callable[[], Any] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._batches is None:
+            self._batches = iter(self._loader)
+        return self
+
+    def __next__(self) -> Any:
+        take = self._take
+        return self._first() if take is None else take()
+
+    def __len__(self) -> int:
+        return self._owner.length_of(self._loader, self._asked[0])
+
+    def close(self) -> None:
+        """Ends the pass, as where the loop lets go of it."""
+        if self._count is not None:
+            self._count.drop()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _first(self) -> Any:
+        iter(self)
+        batches: Any = self._batches
+        self._count = count = self._owner.count_pass(batches, self._loader, *self._asked)
+        self._take = take = batches.__next__ if count is None else count.take
+        return take()

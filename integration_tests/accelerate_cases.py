@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.data_loader import DataLoaderShard
+from accelerate.data_loader import DataLoaderShard, prepare_data_loader
 from accelerate.local_sgd import LocalSGD
 from accelerate.utils import DataLoaderConfiguration
 from torch.utils.data import DataLoader
 from transformers import get_linear_schedule_with_warmup
 
-from countoff.accelerate import attach
+from countoff.accelerate import Countoff
 from integration_tests.accelerate_jobs import (
     Loop,
     forward_and_back,
@@ -38,15 +38,15 @@ def resumed(save_at: tuple[int, int], differently: bool = False) -> dict[str, An
         accelerator = loop.accelerator()
         model, raw = model_and_optimizer()
         model, optimizer, train = accelerator.prepare(model, raw, loop.train_loader(accelerator.num_processes))
-        return accelerator, model, raw, optimizer, train, attach(accelerator, train=train, **options)
+        return accelerator, model, raw, optimizer, train, Countoff(accelerator, **options)
 
     def train_some(parts: tuple[Any, ...], first: tuple[int, int], last: tuple[int, int] | None) -> None:
-        accelerator, model, _, optimizer, train, _ = parts
+        accelerator, model, _, optimizer, train, countoff = parts
         for epoch in range(first[0], loop.epochs):
             train.set_epoch(epoch)
             skip = first[1] if epoch == first[0] else 0
             loader = accelerator.skip_first_batches(train, skip) if skip else train
-            for number, batch in enumerate(loader, start=skip + 1):
+            for number, batch in enumerate(countoff.train(loader), start=skip + 1):
                 forward_and_back(accelerator, model, optimizer, batch)
                 if (epoch, number) == last:
                     accelerator.save_state("saved")
@@ -54,7 +54,7 @@ def resumed(save_at: tuple[int, int], differently: bool = False) -> dict[str, An
 
     parts = begin({})
     train_some(parts, (0, 0), save_at)
-    parts[-1].detach()
+    parts[-1].close()
     parts[0].wait_for_everyone()
     saved = Path("saved")
     if differently and own_rank() == 1:  # an older one, from this host's own disk
@@ -62,18 +62,18 @@ def resumed(save_at: tuple[int, int], differently: bool = False) -> dict[str, An
         for file in saved.glob("countoff_*.json"):
             file.write_text(json.dumps({**json.loads(file.read_text()), "epoch": 0, "batches": 9, "steps": 5}))
     parts = begin({})
-    accelerator, model, raw, _, _, handle = parts
+    accelerator, model, raw, _, _, countoff = parts
     accelerator.load_state(str(saved))
     train_some(parts, save_at, None)
     found = {
         "through": through.weights,
         "resumed": weights(model),
         "steps": raw.applied,
-        "counted": handle.guard.steps,
-        "epoch": handle.loop.passes.epoch,
-        "batches": handle.guard.train_batches,
+        "counted": countoff.guard.steps,
+        "epoch": countoff.state_dict()["epoch"],
+        "batches": countoff.guard.train_batches,
     }
-    handle.detach()
+    countoff.close()
     return found
 
 
@@ -81,51 +81,49 @@ def skips_differently() -> None:
     """Rank 0 skips 5 batches of the epoch in which it resumes, rank 1 skips 6; both stay in their first batch."""
     accelerator = Accelerator(cpu=True)
     train = accelerator.prepare(map_loader(80))
-    handle = attach(accelerator, train=train)
-    for _ in accelerator.skip_first_batches(train, 5 + own_rank()):
-        while handle.guard.verdict is None:  # the test's deadline ends it
+    countoff = Countoff(accelerator)
+    for _ in countoff.train(accelerator.skip_first_batches(train, 5 + own_rank())):
+        while countoff.guard.verdict is None:  # the test's deadline ends it
             time.sleep(0.01)
 
 
-def checkpoints_of_their_own() -> tuple[int, int, int]:
+def checkpoints_of_their_own() -> tuple[int, int]:
     """Each rank saves into a folder of its own, as on a host's own disk, and resumes from it within the epoch."""
     accelerator = Accelerator(cpu=True)
     _, optimizer = model_and_optimizer()
     train = accelerator.prepare(map_loader(40))
     folder = f"disk{own_rank()}"
-    with attach(accelerator, train=train) as handle:
-        for number, _ in enumerate(train, start=1):
+    with Countoff(accelerator) as countoff:
+        for number, _ in enumerate(countoff.train(train), start=1):
             optimizer.step()
             if number == 3:
                 accelerator.save_state(folder)
                 break
         accelerator.load_state(folder)
-        for _ in accelerator.skip_first_batches(train, 3):
+        for _ in countoff.train(accelerator.skip_first_batches(train, 3)):
             optimizer.step()
-        return handle.loop.passes.epoch, handle.guard.train_batches, handle.loop.fit.steps_before
+        record = countoff.state_dict()
+        return record["epoch"], record["steps"]
 
 
 def two_accelerators() -> list[tuple[int, int, int]]:
-    """A loop within a loop, each with an Accelerator, a model and a handle of its own; steps applied and counted."""
-    sides: list[tuple[Any, ...]] = []
+    """A loop, and another one after it, each with an Accelerator, a model and a Countoff of its own.
+
+    Returns:
+        Steps applied and counted, and batches counted, of each.
+    """
+    found: list[tuple[int, int, int]] = []
+    iterate = DataLoaderShard.__iter__
     for samples in (48, 24):
         accelerator = Accelerator(cpu=True)
         model, raw = model_and_optimizer()
         model, optimizer, train = accelerator.prepare(model, raw, map_loader(samples))
-        sides.append((accelerator, model, raw, optimizer, train, attach(accelerator, train=train)))
-    outer, inner = sides
-    for number, batch in enumerate(outer[4]):
-        forward_and_back(outer[0], outer[1], outer[3], batch)
-        if number % 3 == 0:
-            for small in inner[4]:
-                forward_and_back(inner[0], inner[1], inner[3], small)
-    found = [(side[2].applied, side[5].guard.steps, side[5].guard.train_batches) for side in sides]
-    outer[5].detach()  # the first that came: the second goes on
-    for small in inner[4]:
-        forward_and_back(inner[0], inner[1], inner[3], small)
-    found.append((inner[2].applied, inner[5].guard.steps, inner[5].guard.train_batches))
-    inner[5].detach()
-    assert "countoff" not in DataLoaderShard.__iter__.__qualname__
+        countoff = Countoff(accelerator)  # the second one ends the first
+        for batch in countoff.train(train):
+            forward_and_back(accelerator, model, optimizer, batch)
+        found.append((raw.applied, countoff.guard.steps, countoff.guard.train_batches))
+    countoff.close()
+    assert DataLoaderShard.__iter__ is iterate
     return found
 
 
@@ -137,32 +135,32 @@ for the group's thread while it holds the interpreter's lock, and the thread may
 """
 
 
-def ends_training(before_detach: bool) -> bool:
-    """`end_training()` destroys the process group; the handle is let go of before that or after it."""
+def ends_training(before_close: bool) -> bool:
+    """`end_training()` destroys the process group; countoff is closed before that or after it."""
     accelerator = Accelerator(cpu=True)
     model, raw = model_and_optimizer()
     model, optimizer, train = accelerator.prepare(model, raw, map_loader(40))
     _kept.append(model)
-    handle = attach(accelerator, train=train)
-    for batch in train:
+    countoff = Countoff(accelerator)
+    for batch in countoff.train(train):
         forward_and_back(accelerator, model, optimizer, batch)
-    if before_detach:
+    if before_close:
         accelerator.end_training()
-        handle.detach()
+        countoff.close()
     else:
-        handle.detach()
+        countoff.close()
         accelerator.end_training()
-    return handle.guard.verdict is None
+    return countoff.guard.verdict is None
 
 
 def leaves_it_to_the_exit() -> None:
-    """Never detached: the end of the program is the end of the fit, and `end_training()` came first."""
+    """Never closed: the end of the program is the end of the fit, and `end_training()` came first."""
     accelerator = Accelerator(cpu=True)
     model, raw = model_and_optimizer()
     model, optimizer, train = accelerator.prepare(model, raw, map_loader(40))
     _kept.append(model)
-    attach(accelerator, train=train)
-    for batch in train:
+    countoff = Countoff(accelerator)
+    for batch in countoff.train(train):
         forward_and_back(accelerator, model, optimizer, batch)
     accelerator.end_training()
 
@@ -171,8 +169,8 @@ def joined() -> str:
     accelerator = Accelerator(cpu=True)
     model, raw = model_and_optimizer()
     model, optimizer, train = accelerator.prepare(model, raw, map_loader(40))
-    with attach(accelerator, train=train), accelerator.join_uneven_inputs([model]):
-        for batch in train:
+    with Countoff(accelerator) as countoff, accelerator.join_uneven_inputs([model]):
+        for batch in countoff.train(train):
             forward_and_back(accelerator, model, optimizer, batch)
     return weights(model)
 
@@ -190,10 +188,10 @@ def joined_in_earnest(configured: bool, argument: bool | None) -> list[int]:
     model = torch.nn.parallel.DistributedDataParallel(model)
     train = accelerator.prepare(map_loader(28))
     batches = [0, 0]
-    with attach(accelerator, train=train):
+    with Countoff(accelerator) as countoff:
         for epoch in range(2):
             with accelerator.join_uneven_inputs([model], even_batches=argument):
-                for images, labels in train:
+                for images, labels in countoff.train(train):
                     torch.nn.functional.cross_entropy(model(images), labels).backward()
                     raw.step()
                     raw.zero_grad()
@@ -208,10 +206,10 @@ def joined_without_effect(batches: Sequence[int]) -> None:
     model, raw = model_and_optimizer()
     model = torch.nn.parallel.DistributedDataParallel(model)
     train = accelerator.prepare(stream_loader(batches[own_rank()], accelerator.num_processes))
-    attach(accelerator, train=train)
+    countoff = Countoff(accelerator)
     for epoch in range(2):
         with accelerator.join_uneven_inputs([model]):
-            for number, (images, labels) in enumerate(train, start=1):
+            for number, (images, labels) in enumerate(countoff.train(train), start=1):
                 torch.nn.functional.cross_entropy(model(images), labels).backward()
                 raw.step()
                 raw.zero_grad()
@@ -224,10 +222,10 @@ def averaged_now_and_then(samples: int, counted: bool, enabled: bool = True) -> 
     model, raw = model_and_optimizer()
     model, optimizer, train = accelerator.prepare(model, raw, map_loader(samples))
     batches = [0, 0]
-    with attach(accelerator, train=train, enabled=counted):
+    with Countoff(accelerator, enabled=counted) as countoff:
         for epoch in range(2):
             with LocalSGD(accelerator, model, local_sgd_steps=2, enabled=enabled) as local_sgd:
-                for batch in train:
+                for batch in countoff.train(train):
                     forward_and_back(accelerator, model, optimizer, batch)
                     local_sgd.step()
                     batches[epoch] += 1
@@ -249,14 +247,14 @@ def overflows() -> tuple[int, int, bool]:
     model, raw = model_and_optimizer()
     model, optimizer, train = accelerator.prepare(model, raw, map_loader(40))
     skipped = False
-    with attach(accelerator, train=train) as handle:
-        for number, (images, labels) in enumerate(train):
+    with Countoff(accelerator) as countoff:
+        for number, (images, labels) in enumerate(countoff.train(train)):
             loss = torch.nn.functional.cross_entropy(model(images), labels)
             accelerator.backward(loss * (float("inf") if number == 2 else 1.0))
             optimizer.step()
             skipped |= optimizer.step_was_skipped
             optimizer.zero_grad()
-        return raw.applied, handle.guard.steps, skipped
+        return raw.applied, countoff.guard.steps, skipped
 
 
 def joined_by_hand(batches: Sequence[int]) -> str:
@@ -265,12 +263,12 @@ def joined_by_hand(batches: Sequence[int]) -> str:
     model, raw = model_and_optimizer()
     loader = stream_loader(batches[own_rank()], accelerator.num_processes)
     model, optimizer, train = accelerator.prepare(model, raw, loader)
-    handle = attach(accelerator, train=train)
+    countoff = Countoff(accelerator)
     for _ in range(2):
-        with handle.uncounted(), model.join():
-            for batch in train:
+        with countoff.uncounted(), model.join():
+            for batch in countoff.train(train):
                 forward_and_back(accelerator, model, optimizer, batch)
-    handle.detach()
+    countoff.close()
     return weights(model)
 
 
@@ -279,32 +277,63 @@ def alone() -> int:
     accelerator = Accelerator()
     model, raw = model_and_optimizer()
     model, optimizer, train = accelerator.prepare(model, raw, map_loader(40))
-    with attach(accelerator, train=train) as handle:
-        for batch in train:
+    with Countoff(accelerator) as countoff:
+        for batch in countoff.train(train):
             forward_and_back(accelerator, model, optimizer, batch)
-        return handle.guard.steps
+        return countoff.guard.steps
 
 
-def refusals() -> list[str]:
-    """The errors of attach() on loaders that it cannot watch; it leaves Accelerate's classes alone if it is off."""
+def loaders_of_any_kind() -> dict[str, tuple[int, int, int | None]]:
+    """What may be given to `train`: batches read and counted, and the batches of an epoch that were foretold."""
     accelerator = Accelerator(cpu=True)
-    original, plain = DataLoaderShard.__iter__, map_loader(40)
-    prepared = accelerator.prepare(plain)
-    said: list[str] = []
-    wrong: list[dict[str, Any]] = [{"train": plain}, {"train": prepared, "eval": {"digits": plain}}, {"train": [1]}, {}]
-    for arguments in wrong:
-        try:
-            attach(accelerator, **arguments)
-        except TypeError as error:
-            said.append(str(error))
-    off = attach(accelerator, train=prepared, enabled=False)
-    assert DataLoaderShard.__iter__ is original
-    off.detach()
-    on = attach(accelerator, train=prepared)
-    assert DataLoaderShard.__iter__ is not original
-    on.detach()
-    assert DataLoaderShard.__iter__ is original
-    return said
+    half = map_loader(40, drop_last=True)
+    alone = prepare_data_loader(
+        map_loader(20), accelerator.device, num_processes=1, process_index=0, put_on_device=True, dispatch_batches=False
+    )
+    kinds = {
+        "prepared": lambda: accelerator.prepare(map_loader(40)),
+        "prepared as for one process": lambda: alone,
+        "not prepared": lambda: half,
+        "a generator": lambda: (batch for batch in half),
+        "steps": lambda: range(7),
+    }
+    found: dict[str, tuple[int, int, int | None]] = {}
+    for name, make in kinds.items():
+        with Countoff(accelerator, compare_data=False) as countoff:
+            read, foretold = 0, None
+            for _ in countoff.train(make()):
+                read, foretold = read + 1, countoff.progress().get("countoff/batches_per_epoch")
+            found[name] = read, countoff.guard.train_batches, foretold
+    return found
+
+
+def classes_during_and_after() -> dict[str, bool]:
+    """Whether Accelerate's classes are its own while countoff is off, before a fit, in it, and after it."""
+    accelerator = Accelerator(cpu=True)
+    train = accelerator.prepare(map_loader(40))
+
+    def methods() -> list[Any]:
+        named = [(DataLoaderShard, "__iter__"), (Accelerator, "backward"), (LocalSGD, "__enter__")]
+        return [getattr(kind, name) for kind, name in named]
+
+    def checkpoints() -> list[Any]:
+        return [Accelerator.save_state, Accelerator.load_state]
+
+    before, saving = methods(), checkpoints()
+    found: dict[str, bool] = {}
+    off = Countoff(accelerator, enabled=False)
+    found["read while it is off"] = [len(images) for images, _ in off.train(train)] == [BATCH_SIZE] * 5
+    found["off"] = (methods(), checkpoints()) == (before, saving)
+    countoff = Countoff(accelerator)
+    found["before the fit"] = methods() == before
+    for _ in countoff.train(train):
+        found["the loader's class in it"] = methods()[0] is before[0] and type(train) is DataLoaderShard
+    countoff.close()
+    found["after it"] = methods() == before
+    del countoff
+    accelerator.save_state("saved")  # the first call after the Countoff is gone
+    found["when it is gone"] = checkpoints() == saving
+    return found
 
 
 def sharded_hub_stream(shards: int) -> None:
@@ -322,9 +351,9 @@ def sharded_hub_stream(shards: int) -> None:
     model, raw = model_and_optimizer()
     loader = DataLoader(data.with_format("torch"), batch_size=BATCH_SIZE)  # pyright: ignore[reportArgumentType]
     model, optimizer, train = accelerator.prepare(model, raw, loader)
-    attach(accelerator, train=train)
+    countoff = Countoff(accelerator)
     for epoch in range(2):
-        for number, batch in enumerate(train, start=1):
+        for number, batch in enumerate(countoff.train(train), start=1):
             forward_and_back(accelerator, model, optimizer, (batch["images"], batch["labels"]))
             print(f"trained {epoch} {number}", flush=True)
 
@@ -351,9 +380,9 @@ def scheduled(
     loader = map_loader(samples, drop_last=True)
     model, optimizer, train, scheduler = accelerator.prepare(model, raw, loader, scheduler)
     rates: list[float] = []
-    with attach(accelerator, train=train, epochs=epochs):
+    with Countoff(accelerator, epochs=epochs) as countoff:
         for _ in range(run_epochs):
-            for images, labels in train:
+            for images, labels in countoff.train(train):
                 accelerator.backward(torch.nn.functional.cross_entropy(model(images), labels))
                 optimizer.step()
                 scheduler.step()
@@ -368,9 +397,9 @@ def scheduled_by_epoch(epochs: int, ticks: int) -> float:
     model, raw = model_and_optimizer()
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(raw, T_max=ticks)
     model, optimizer, train, scheduler = accelerator.prepare(model, raw, map_loader(80), scheduler)
-    with attach(accelerator, train=train, epochs=epochs):
+    with Countoff(accelerator, epochs=epochs) as countoff:
         for _ in range(epochs):
-            for batch in train:
+            for batch in countoff.train(train):
                 forward_and_back(accelerator, model, optimizer, batch)
             scheduler.step()
     return float(raw.param_groups[0]["lr"])
@@ -387,8 +416,10 @@ def of_one_process() -> list[tuple[int, int, dict[str, float]]]:
         configuration = DataLoaderConfiguration(even_batches=even_batches)
         accelerator = Accelerator(cpu=True, dataloader_config=configuration)
         loader = accelerator.prepare(map_loader(70, drop_last=drop_last))
-        with attach(accelerator, train=loader) as watched:
-            foretold = watched.progress()
-            sizes = [len(batch[0]) for batch in loader]
-        found.append((len(sizes), sum(sizes), foretold))
+        sizes, foretold = list[int](), list[dict[str, float]]()
+        with Countoff(accelerator) as countoff:
+            for images, _ in countoff.train(loader):
+                sizes.append(len(images))
+                foretold.append(countoff.progress())
+        found.append((len(sizes), sum(sizes), foretold[0]))
     return found

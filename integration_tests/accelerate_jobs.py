@@ -10,7 +10,7 @@ from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import DataLoaderConfiguration, GradientAccumulationPlugin
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from countoff.accelerate import attach
+from countoff.accelerate import Countoff
 from integration_tests import devices
 from integration_tests.constants import taken
 from integration_tests.jobs import BATCH_SIZE, digits, own_rank, weights
@@ -79,7 +79,7 @@ class Loop:
         eval_inside: Evaluates in the middle of each train epoch, after so many batches of it, rather than behind it.
         eval_ranks: The ranks that evaluate; empty: all of them.
         clip: The norm to which gradients are clipped; 0: they are not.
-        options: Options of attach; None: no countoff at all.
+        options: Options of Countoff; None: no countoff at all.
     """
 
     batches: Sequence[int] = ()
@@ -184,17 +184,18 @@ def run(loop: Loop) -> Outcome:
     evals = loop.eval_loaders(world_size)
     model, optimizer, train, *prepared = accelerator.prepare(model, raw, loop.train_loader(world_size), *evals.values())
     evals = dict(zip(evals, prepared, strict=True))
-    handle = None if loop.options is None else attach(accelerator, train=train, eval=evals, **taken(loop.options))
-    guard = handle.guard if handle else None
+    countoff = None if loop.options is None else Countoff(accelerator, **taken(loop.options))
 
     def evaluate_all() -> None:
-        for loader in evals.values() if own_rank() in (loop.eval_ranks or range(world_size)) else ():
-            outcome.evals.append(evaluate(accelerator, model, loader, loop, outcome))
-            outcome.counted_evals.append(guard.batches if guard and not loop.eval_inside else outcome.evals[-1])
+        for name, loader in evals.items() if own_rank() in (loop.eval_ranks or range(world_size)) else ():
+            batches = loader if countoff is None else countoff.eval(loader, name)
+            outcome.evals.append(evaluate(accelerator, model, batches, loop, outcome))
+            counted = countoff is not None and not loop.eval_inside
+            outcome.counted_evals.append(countoff.guard.batches if counted else outcome.evals[-1])
 
     for epoch in range(loop.epochs):
         batches = 0
-        for batch in train:
+        for batch in train if countoff is None else countoff.train(train):
             batches += 1
             forward_and_back(accelerator, model, optimizer, batch, loop.clip)
             print(f"trained {epoch} {batches}", flush=True)
@@ -203,14 +204,14 @@ def run(loop: Loop) -> Outcome:
             if batches == loop.break_at.get(own_rank()):
                 break
         outcome.batches.append(batches)
-        outcome.counted_batches.append(guard.train_batches if guard else 0)
+        outcome.counted_batches.append(0 if countoff is None else countoff.guard.train_batches)
         if not loop.eval_inside:
             evaluate_all()
     outcome.steps = raw.applied
     outcome.weights = weights(model)
-    if handle is not None and guard is not None:
-        outcome.counted_steps, outcome.progress = guard.steps, handle.progress()
-        handle.detach()
+    if countoff is not None:
+        outcome.counted_steps, outcome.progress = countoff.guard.steps, countoff.progress()
+        countoff.close()
     accelerator.wait_for_everyone()
     return outcome
 

@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 
-from countoff.accelerate import attach
+from countoff.accelerate import Countoff
 from integration_tests import accelerate_jobs, stateful_loaders, trainer_jobs
 from integration_tests.accelerate_jobs import Loop
 from integration_tests.jobs import assert_named, verdict_lines
@@ -96,10 +96,10 @@ def take_what_accelerate_cannot_count(_):
     accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(even_batches=False))
     data = TensorDataset(torch.arange(20))
     buckets, plain = accelerator.prepare(DataLoader(data, batch_sampler=Buckets()), DataLoader(data, batch_size=4))
-    with attach(accelerator, train=buckets, uneven_train="stop"):
-        taken = sum(1 for _ in buckets)
-    with attach(accelerator, train=plain, uneven_train="repeat"):
-        remainders = [plain.remainder for _ in plain]
+    with Countoff(accelerator, uneven_train="stop") as countoff:
+        taken = sum(1 for _ in countoff.train(buckets))
+    with Countoff(accelerator, uneven_train="repeat") as countoff:
+        remainders = [plain.remainder for _ in countoff.train(plain)]
     return taken, remainders
 
 

@@ -52,17 +52,14 @@ def test_every_kind_of_loader_trains_to_the_same_bits(run_ranks, ranks):
         assert known["shard, split"]["countoff/global_batch_size"] == 4
 
 
-def test_a_stream_longer_than_its_length_is_warned_of(run_ranks):
-    """A stream that yields more than its length gets a warning and trains to its end."""
+def test_a_stream_longer_than_its_length_is_left_alone(run_ranks):
+    """A stream that yields more than its length trains to its end; nobody asks it for its length."""
     loop = Loop(batches=[5, 5], reported=[4, 4], loader={"dispatch_batches": False})
-    results = run_ranks(jobs.with_and_without, 2, [loop])
-    lines = [line for result in results for line in verdict_lines(result)]
-    assert ["countoff: WrongLength: len(loader) counts on 4 batches" in line for line in lines if "countoff:" in line]
-    for result in results:
+    for result in run_ranks(jobs.with_and_without, 2, [loop]):
+        assert verdict_lines(result) == [], result
         ((plain, counted),) = result.value
         assert plain.weights == counted.weights
         assert counted.counted_batches == counted.batches == [5, 5]
-    assert not any("UnevenBatches" in line for line in lines)
 
 
 def test_a_declared_evaluation_on_rank_0_alone_is_healthy(run_ranks):
@@ -92,18 +89,18 @@ def test_ranks_may_have_a_checkpoint_folder_of_their_own(run_ranks):
     """Every rank resumes from the position in its own folder, and none is said to be elsewhere."""
     results = run_ranks(cases.checkpoints_of_their_own, 2)
     assert [line for result in results for line in verdict_lines(result)] == []
-    assert [result.value for result in results] == [(1, 5, 3)] * 2
+    assert [result.value for result in results] == [(1, 5)] * 2
 
 
 def test_two_accelerators_in_one_process_count_apart(run_ranks):
-    """A loop inside another loop, each with its own Accelerator, has its own counts."""
+    """A loop after another one, each with its own Accelerator, has its own counts, and ends the fit before it."""
     for result in run_ranks(cases.two_accelerators, 2):
         assert verdict_lines(result) == [], result
-        assert result.value == [(6, 6, 6), (6, 6, 3), (9, 9, 3)]
+        assert result.value == [(6, 6, 6), (3, 3, 3)]
 
 
 @pytest.mark.parametrize(
-    ("before_detach", "hosted_by"),
+    ("before_close", "hosted_by"),
     [
         (True, "rank0"),
         (False, "agent"),
@@ -111,14 +108,14 @@ def test_two_accelerators_in_one_process_count_apart(run_ranks):
         pytest.param(False, "rank0", marks=pytest.mark.nightly),
     ],
 )
-def test_end_training_may_come_before_or_after_detach(run_ranks, hosted_by, before_detach):
-    """The order of `end_training()` and `detach()` does not matter, whoever hosts the store."""
-    results = run_ranks(cases.ends_training, 2, before_detach, hosted_by=hosted_by, finalise=True)
+def test_end_training_may_come_before_or_after_close(run_ranks, hosted_by, before_close):
+    """The order of `end_training()` and `close()` does not matter, whoever hosts the store."""
+    results = run_ranks(cases.ends_training, 2, before_close, hosted_by=hosted_by, finalise=True)
     assert [line for result in results for line in verdict_lines(result)] == []
 
 
 @pytest.mark.parametrize("hosted_by", ["agent", "rank0"])
-def test_nobody_need_detach(run_ranks, hosted_by):
+def test_nobody_need_close(run_ranks, hosted_by):
     """The end of the program is the end of the fit, whoever hosts the store."""
     results = run_ranks(cases.leaves_it_to_the_exit, 2, hosted_by=hosted_by, finalise=True)
     assert [line for result in results for line in verdict_lines(result)] == []

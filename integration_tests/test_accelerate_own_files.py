@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.data_loader import prepare_data_loader
 
-from countoff.accelerate import attach
+from countoff.accelerate import Countoff
 from integration_tests.jobs import own_rank, share_loader, verdict_lines
 
 
@@ -25,10 +25,10 @@ def train_on_own_files(_: int) -> list[Any]:
         share, accelerator.device, num_processes=1, process_index=0, put_on_device=True, dispatch_batches=False
     )
     found: list[Any] = []
-    with attach(accelerator, train=loader, uneven_train="stop"):
+    with Countoff(accelerator, uneven_train="stop") as countoff:
         for _ in range(2):
             seen, steps = [], 0
-            for images, labels in loader:
+            for images, labels in countoff.train(loader):
                 with accelerator.accumulate(model):
                     accelerator.backward(torch.nn.functional.cross_entropy(model(images), labels))
                     optimizer.step()

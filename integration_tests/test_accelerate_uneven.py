@@ -141,7 +141,7 @@ def test_an_undeclared_evaluation_on_rank_0_alone_is_explained(run_ranks):
     results = run_ranks(jobs.run, 2, Loop(samples=40, evals=[16], eval_ranks=[0]), expect=None)
     for result in results:
         assert "rank 0 began digits 0" in result.output, everything(results)
-        assert "attach(..., uneven_eval='off')" in "\n".join(verdict_lines(result)), everything(results)
+        assert "Countoff(..., uneven_eval='off')" in "\n".join(verdict_lines(result)), everything(results)
         assert result.exit_code != 0
 
 

@@ -1,4 +1,4 @@
-"""What `countoff.accelerate.attach` reports before the first batch."""
+"""What `countoff.accelerate.Countoff` accepts, and what it reports of the loop that it is given."""
 
 import pytest
 
@@ -12,14 +12,25 @@ def said(results):
     return [line for result in results for line in verdict_lines(result) if line.startswith("countoff: ")]
 
 
-def test_a_loader_that_was_never_prepared_is_refused(run_ranks):
-    """attach() refuses a loader that Accelerate has not prepared, and a call without a loader."""
-    (result,) = run_ranks(cases.refusals, 1)
-    train, evaluation, other, nothing = result.value
-    assert train.startswith("attach(train=…) got a DataLoader that Accelerate has not prepared: call attach() after")
-    assert evaluation.startswith("attach(eval=…) got a DataLoader")
-    assert other.startswith("attach(train=…) got a list")
-    assert nothing.startswith("attach() needs a loader to watch")
+def test_any_source_of_batches_is_counted(run_ranks):
+    """A prepared loader is foretold, another one is as long as it says, and of anything else nothing is foretold."""
+    results = run_ranks(cases.loaders_of_any_kind, 2)
+    assert said(results) == []
+    assert [result.value for result in results] == [
+        {
+            "prepared": (5, 5, 5),
+            "prepared as for one process": (5, 5, 5),
+            "not prepared": (10, 10, 10),
+            "a generator": (10, 10, None),
+            "steps": (7, 7, 7),
+        }
+    ] * 2
+
+
+def test_accelerates_classes_are_given_back(run_ranks):
+    """Loaders keep their class and its methods in a fit; what is put on other classes goes with the fit."""
+    for result in run_ranks(cases.classes_during_and_after, 2):
+        assert all(result.value.values()), result.value
 
 
 def test_processes_that_train_alone_are_warned_once(run_ranks):

@@ -1,7 +1,5 @@
-"""Scripts for Fabric as people write them: none of them mentions countoff, unless its name says so."""
+"""Scripts for Fabric as people write them, each with the lines of countoff's in it."""
 
-import contextlib
-import gc
 import importlib
 import os
 import pickle
@@ -13,15 +11,16 @@ import torch
 from lightning.fabric import Fabric
 from torch.utils.data import DataLoader, TensorDataset
 
+from countoff.fabric import Countoff
 from integration_tests import devices
 from integration_tests.jobs import BATCH_SIZE, digits, own_rank, share_loader, weights
 
 
 class Cycle:
-    """Iterates a loader again and again, as litgpt's `CycleIterator`."""
+    """Iterates again and again over what a function returns, as litgpt's `CycleIterator` over a loader."""
 
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
+    def __init__(self, begin: Callable[[], Iterator[Any]]) -> None:
+        self._begin = begin
         self._iterator: Any = None
 
     def __iter__(self) -> "Cycle":
@@ -29,11 +28,11 @@ class Cycle:
 
     def __next__(self) -> Any:
         if self._iterator is None:
-            self._iterator = iter(self._loader)
+            self._iterator = iter(self._begin())
         try:
             return next(self._iterator)
         except StopIteration:
-            self._iterator = iter(self._loader)
+            self._iterator = iter(self._begin())
             return next(self._iterator)
 
 
@@ -100,8 +99,9 @@ def pretrain(script: Script) -> dict[str, Any]:
     """litgpt's pretraining: accumulation without synchronisation, validation in mid-epoch, epochs without an end."""
     fabric, model, optimizer = start()
     train, val = fabric.setup_dataloaders(*script.loaders())
-    validate(model, val, limit=1)
-    for number, (images, labels) in enumerate(Cycle(train), 1):
+    countoff = Countoff(fabric, optimizer=optimizer, gradient_accumulation_steps=script.accumulate)
+    validate(model, countoff.eval(val), limit=1)
+    for number, (images, labels) in enumerate(Cycle(lambda: countoff.train(train)), 1):
         if number > script.iterations:
             break
         accumulating = number % script.accumulate != 0
@@ -112,9 +112,9 @@ def pretrain(script: Script) -> dict[str, Any]:
             optimizer.step()
             optimizer.zero_grad()
         if number % 4 == 0:
-            validate(model, val)
+            validate(model, countoff.eval(val))
             fabric.barrier()
-    return outcome(fabric, model)
+    return outcome(countoff, model)
 
 
 def finetune(script: Script) -> dict[str, Any]:
@@ -125,146 +125,95 @@ def finetune(script: Script) -> dict[str, Any]:
     train, val = fabric.setup_dataloaders(*script.loaders())
     model = torch.nn.Linear(64, 10)
     model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    countoff = Countoff(fabric, optimizer=optimizer, epochs=2)
     for _ in range(2):
-        for batch in train:
+        for batch in countoff.train(train):
             step_on(fabric, model, optimizer, batch)
-        validate(model, val)
-    return outcome(fabric, model)
+        validate(model, countoff.eval(val))
+    return outcome(countoff, model)
 
 
-def validate_with_gradients(script: Script) -> dict[str, Any]:
+def validate_inside(script: Script) -> dict[str, Any]:
     """Disables gradients inside the validation's loop, and validates in the middle of an epoch too."""
     fabric, model, optimizer = start()
     train, val = fabric.setup_dataloaders(*script.loaders())
+    countoff = Countoff(fabric, optimizer=optimizer)
     for _ in range(3):
-        for number, batch in enumerate(train):
+        for number, batch in enumerate(countoff.train(train)):
             step_on(fabric, model, optimizer, batch)
             if number == 2:
-                for images, _ in val:
+                for images, _ in countoff.eval(val):
                     with torch.no_grad():
                         model(images)
-        for images, _ in val:
+        for images, _ in countoff.eval(val):
             with torch.no_grad():
                 model(images)
-    return outcome(fabric, model)
+    return outcome(countoff, model)
 
 
 def train_on_new_loaders(script: Script) -> dict[str, Any]:
     """Sets up another loader for each epoch."""
     fabric, model, optimizer = start()
+    countoff = Countoff(fabric, optimizer=optimizer)
     for _ in range(4):
-        for batch in fabric.setup_dataloaders(script.loaders()[0]):
+        for batch in countoff.train(fabric.setup_dataloaders(script.loaders()[0])):
             step_on(fabric, model, optimizer, batch)
-    return outcome(fabric, model)
+    return outcome(countoff, model)
 
 
 def train_on_two_loaders(script: Script) -> dict[str, Any]:
     """Iterates two loaders together."""
     fabric, model, optimizer = start()
     one, other = fabric.setup_dataloaders(script.loaders()[0], script.loaders()[0])
+    countoff = Countoff(fabric, optimizer=optimizer)
     for _ in range(3):
-        for batch, _ in zip(one, other, strict=False):
+        for batch, _ in zip(countoff.train(one), other, strict=False):
             step_on(fabric, model, optimizer, batch)
-    return outcome(fabric, model)
+    return outcome(countoff, model)
 
 
-def call_hooks(script: Script) -> dict[str, Any]:
-    """Calls Fabric's hooks, for other callbacks, over loaders that Fabric has set up."""
-    fabric, model, optimizer = start()
-    train, val = fabric.setup_dataloaders(*script.loaders())
-    fabric.call("on_train_start")
-    for _ in range(2):
-        fabric.call("on_train_epoch_start")
-        for number, batch in enumerate(train):
-            fabric.call("on_train_batch_start", batch, number)
-            step_on(fabric, model, optimizer, batch)
-        fabric.call("on_train_epoch_end")
-        fabric.call("on_validation_start")
-        with torch.no_grad():
-            for batch in val:
-                fabric.call("on_validation_batch_start", batch, 0)
-        fabric.call("on_validation_end")
-    counted = outcome(fabric, model)
-    fabric.call("on_train_end")
-    return counted
-
-
-def call_hooks_over_other_loaders(script: Script) -> dict[str, Any]:
-    """Calls Fabric's hooks over a train loader that Fabric has not set up, though it has set up another."""
+def train_on_own_loaders(script: Script) -> dict[str, Any]:
+    """Iterates loaders that Fabric has not set up."""
     fabric, model, optimizer = start()
     train, val = script.loaders()
-    val = fabric.setup_dataloaders(val)
+    countoff = Countoff(fabric, optimizer=optimizer)
     for _ in range(2):
-        fabric.call("on_train_epoch_start")
-        for number, batch in enumerate(train):
-            fabric.call("on_train_batch_start", batch, number)
+        for batch in countoff.train(train):
             step_on(fabric, model, optimizer, batch)
-        fabric.call("on_train_epoch_end")
-    counted = outcome(fabric, model)
-    fabric.call("on_train_end")
-    return counted
+        validate(model, fabric.to_device(each) for each in countoff.eval(val))
+    return outcome(countoff, model)
 
 
-def train_on_a_bare_loader(steps: int) -> dict[str, Any]:
-    """Gives countoff nothing to count: the loop iterates a loader that Fabric has not set up."""
-    fabric, model, optimizer = start()
-    train = share_loader(steps)
-    for batch in train:
-        step_on(fabric, model, optimizer, batch)
-    return outcome(fabric, model)
-
-
-def train_without_a_loader(steps: int, is_counted: bool) -> int | None:
-    """Draws each batch from a function, as reinforcement learning does; returns the batches that a handle counts."""
-    from countoff.torch import attach
-
+def train_without_a_loader(script: Script) -> dict[str, Any]:
+    """Draws each batch from a function, as reinforcement learning does."""
     fabric, model, optimizer = start()
     images, labels = digits()
     generator = torch.Generator().manual_seed(own_rank())
 
-    def draw() -> Any:
+    def draw(_: int) -> Any:
         chosen = torch.randint(len(images), (BATCH_SIZE,), generator=generator)
         return images[chosen], labels[chosen]
 
-    handle = attach() if is_counted else None
-    take = draw if handle is None else handle.counted(draw)
-    for _ in range(steps):
-        drawn, wanted = take()
-        fabric.backward(torch.nn.functional.cross_entropy(model(drawn), wanted))
-        optimizer.step()
-        optimizer.zero_grad()
-    return None if handle is None else handle.guard.train_batches
+    countoff = Countoff(fabric, optimizer=optimizer)
+    for batch in countoff.train(map(draw, range(script.iterations))):
+        step_on(fabric, model, optimizer, batch)
+    return outcome(countoff, model)
 
 
-def attach_by_hand(script: Script) -> dict[str, Any]:
-    """Attaches countoff to the train loader by itself, though it is also on by the flag."""
-    from countoff.torch import attach
-
-    fabric, model, optimizer = start()
-    train, _ = fabric.setup_dataloaders(*script.loaders())
-    with attach(train=train, optimizer=optimizer.optimizer) as handle:
-        for _ in range(14):
-            for batch in train:
-                step_on(fabric, model, optimizer, batch)
-        return {**outcome(fabric, model), "attached": handle.guard.train_batches}
-
-
-def outcome(fabric: Fabric, model: Any) -> dict[str, Any]:
-    """Final weights, as a hash of their bits, and what countoff's callback has counted, if there is one."""
-    found: dict[str, Any] = {"weights": weights(model), "counted": None}
-    for callback in fabric._callbacks:
-        if (guard := getattr(callback, "guard", None)) is not None:
-            loop = callback._loaders.loop
-            epochs = callback._epoch if loop is None else loop.passes.epoch
-            found["counted"] = {"epochs": epochs, "batches": guard.train_batches, "steps": guard.steps}
-    return found
+def outcome(countoff: Countoff, model: Any) -> dict[str, Any]:
+    """Final weights, as a hash of their bits, and what countoff has counted, if it is on."""
+    record = countoff.state_dict()
+    counted = None
+    if record:
+        counted = {"epochs": record["epoch"], "batches": countoff.guard.train_batches, "steps": record["steps"]}
+    return {"weights": weights(model), "counted": counted}
 
 
 Job = tuple[Callable[[Any], dict[str, Any]], Any]
 
 
 def without_and_with(jobs: Mapping[str, Job]) -> dict[str, list[dict[str, Any]]]:
-    """Runs each script without countoff and with it, by the flag, one after the other in one process."""
+    """Runs each script with countoff off and on, by the flag, one after the other in one process."""
     return {name: [flagged(value, *job) for value in ("0", "1")] for name, job in jobs.items()}
 
 
@@ -288,38 +237,22 @@ def flagged(value: str, function: Callable[[Any], Any], argument: Any) -> Any:
         del os.environ["COUNTOFF"]
 
 
-@contextlib.contextmanager
-def _flag() -> Iterator[None]:
-    os.environ["COUNTOFF"] = "1"
-    yield
-    del os.environ["COUNTOFF"]
-
-
-def objects_of_a_script(script: Script) -> dict[str, Any]:
-    """What a script finds of countoff on Fabric's objects: in a pass, after it, and when the Fabric is gone."""
+def objects_of_a_script(script: Script) -> dict[str, bool]:
+    """Whether Fabric's objects are as without countoff in a pass, also where its batches are made even."""
     from lightning.fabric.wrappers import _FabricDataLoader
 
-    def loader_of(fabric: Fabric) -> Any:
-        return fabric.setup_dataloaders(even_loader(16))
-
-    plain, _, _ = start()
-    attributes, keys = sorted(vars(plain)), sorted(vars(loader_of(plain)))
-    found: dict[str, Any] = {}
-    with _flag():
-        fabric, model, optimizer = start()
-        train = loader_of(fabric)
-        (callback,) = fabric._callbacks
-        for number, batch in enumerate(train):
-            step_on(fabric, model, optimizer, batch)
-            if number == 1:
-                found["copied"] = vars(pickle.loads(pickle.dumps(callback))).keys() == {"settings", "_loaders"}
-                found["pickled loader"] = type(pickle.loads(pickle.dumps(train))) is _FabricDataLoader
-                found["fabric"] = sorted(vars(fabric)) == attributes
-                found["loader"] = sorted(vars(train)) == keys and type(train) is _FabricDataLoader
-        fabric.call("on_train_end")
-        found["ended"] = callback.guard is None
-        del fabric, model, optimizer, train, callback
-    gc.collect()
-    changed = [Fabric.setup_dataloaders, _FabricDataLoader.__iter__]
-    found["restored"] = [hasattr(each, "__wrapped__") for each in changed] == [False, False]
+    fabric, model, optimizer = start()
+    train = fabric.setup_dataloaders(even_loader(16))
+    attributes = vars(fabric).keys(), vars(train).keys()
+    inner, iterate = train._dataloader, _FabricDataLoader.__iter__
+    countoff = Countoff(fabric, optimizer=optimizer, uneven_train="stop")
+    found: dict[str, bool] = {}
+    for batch in countoff.train(train):
+        step_on(fabric, model, optimizer, batch)
+        found["pickled loader"] = type(pickle.loads(pickle.dumps(train))) is _FabricDataLoader
+        found["attributes"] = (vars(fabric).keys(), vars(train).keys()) == attributes
+        found["loader"] = train._dataloader is inner and type(train) is _FabricDataLoader
+        found["class"] = _FabricDataLoader.__iter__ is iterate
+    countoff.close()
+    found["counted"] = countoff.guard.train_batches == script.train[own_rank()]
     return found

@@ -41,8 +41,8 @@ class Job:
     """
 
     def __init__(self, run: Run, path: Path, first: int) -> None:
-        self.run, self.path, self.countoff = run, path, Countoff()
-        self.fabric = fabric = Fabric(**devices.lightning(), strategy="ddp", callbacks=[self.countoff])
+        self.run, self.path = run, path
+        self.fabric = fabric = Fabric(**devices.lightning(), strategy="ddp")
         fabric.launch()
         fabric.seed_everything(7, verbose=False)
         model = fabric.setup(torch.nn.Linear(64, 10))
@@ -50,6 +50,12 @@ class Job:
         self.state: dict[str, Any] = {"model": model, "optimizer": fabric.setup_optimizers(optimizer)}
         if run.scheduled:
             self.state["scheduler"] = torch.optim.lr_scheduler.LambdaLR(optimizer, rate_of)
+        self.countoff = Countoff(
+            fabric,
+            optimizer=self.state["optimizer"],
+            scheduler=self.state.get("scheduler"),
+            gradient_accumulation_steps=run.accumulation,
+        )
         self.state["countoff"] = self.countoff
         self.train_loader = fabric.setup_dataloaders(self._loader(first if run.sets_epoch else 0))
 
@@ -91,7 +97,7 @@ class Job:
         for epoch in range(first[0], EPOCHS):
             skipped = first[1] if epoch == first[0] else 0
             start = skipped if self.run.loader == "stateful" else 0
-            for number, batch in enumerate(self.train_loader, start + 1):
+            for number, batch in enumerate(self.countoff.train(self.train_loader), start + 1):
                 if number <= skipped:
                     continue
                 if number % self.run.accumulation == 0:
@@ -106,7 +112,7 @@ class Job:
                 return
 
     def end(self) -> None:
-        self.fabric.call("on_train_end")
+        self.countoff.close()
 
 
 def save_all(runs: list[Run], folder: Path) -> None:
@@ -156,8 +162,6 @@ def use_record(folder: Path) -> dict[str, Any]:
     found["after the fit"] = _place(job)
     without = {"model": job.state["model"], "optimizer": job.state["optimizer"], "scheduler": job.state["scheduler"]}
     found["left over"] = list(job.fabric.load(job.path, without, strict=False))
-    step_on(job.fabric, job.state["model"], job.state["optimizer"], next(iter(Job(run, job.path, 0).train_loader)))
-    found["trained on what is not counted"] = job.countoff.state_dict()
     return found
 
 

@@ -1,4 +1,4 @@
-"""The ways to turn countoff on in Lightning: either package, LightningCLI, entry points, Fabric; and real torchrun."""
+"""The ways to turn countoff on in Lightning: either package, LightningCLI, the entry point; and real torchrun."""
 
 import os
 import subprocess
@@ -103,46 +103,6 @@ def test_lightning_cli_configures_it(run_ranks, tmp_path):
         "      init_args: {uneven_eval: allow, stall_seconds: 7}\n"
     )
     assert run_ranks(configure_by_yaml, 1, str(config))[0].value == ("allow", 7.0)
-
-
-def fabric_loop(batches: list[int], by_flag: bool) -> int:
-    import torch
-    from lightning.fabric import Fabric
-
-    from countoff.fabric import Countoff
-
-    fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp", callbacks=[] if by_flag else [Countoff()])
-    fabric.launch()
-    torch.manual_seed(7)
-    layer = torch.nn.Linear(64, 10)
-    model, optimizer = fabric.setup(layer, torch.optim.SGD(layer.parameters(), lr=0.1))
-    loader = share_loader(batches[own_rank()])
-    for _ in range(2):
-        fabric.call("on_train_epoch_start")
-        for number, (images, labels) in enumerate(loader):
-            fabric.call("on_train_batch_start", (images, labels), number)
-            fabric.backward(torch.nn.functional.cross_entropy(model(images), labels))
-            optimizer.step()
-            optimizer.zero_grad()
-        fabric.call("on_train_epoch_end")
-        fabric.call("on_validation_start")
-        fabric.call("on_validation_end")
-    fabric.call("on_train_end")
-    return 2 * batches[own_rank()]
-
-
-@pytest.mark.parametrize("by_flag", [False, True], ids=["callback", "flag"])
-def test_fabric_is_served_through_its_calls(run_ranks, by_flag):
-    """Fabric's own calls are enough to name the short rank, by callback and by flag."""
-    env = {"COUNTOFF": "1"} if by_flag else {}
-    results = run_ranks(fabric_loop, 2, [5, 4], by_flag, env=env, expect=None)
-    assert_named(results, "UnevenBatches", [1, 0], "rank 1 stopped after 4 batches of train epoch 0")
-
-
-def test_fabric_trains_on_even_data(run_ranks):
-    """A healthy Fabric loop prints nothing."""
-    results = run_ranks(fabric_loop, 2, [5, 5], False)
-    assert [line for result in results for line in verdict_lines(result)] == []
 
 
 @pytest.mark.parametrize(

@@ -339,7 +339,6 @@ def test_fabric_keeps_one_record_of_how_far_the_script_has_come(run_ranks, tmp_p
             "said": [],
             "after the fit": [3, 0, 15],
             "left over": ["countoff"],
-            "trained on what is not counted": {},
         }
 
 

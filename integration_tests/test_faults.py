@@ -16,7 +16,7 @@ from torch._C import _distributed_c10d
 from countoff.core import FitPlan, Guard, Settings
 from countoff.core.store.channel import Channel
 from countoff.core.threads.process_threads import ProcessThreads
-from countoff.torch import attach
+from countoff.torch import Countoff
 from integration_tests.harness import RankResult, Watch, tell
 from integration_tests.jobs import Job, assert_named, fit, own_rank, share_loader, verdict_lines
 from tests.relay import slow_store
@@ -286,9 +286,9 @@ def wait_in_different_collectives() -> None:
     dist.init_process_group("gloo")
     pair = dist.new_group([0, 1])
     loader = share_loader(4)
-    attach(train=loader, stall_seconds=1.0)
+    countoff = Countoff(stall_seconds=1.0)
     total = torch.zeros(3)
-    for number, _ in enumerate(loader, 1):
+    for number, _ in enumerate(countoff.train(loader), 1):
         dist.all_reduce(total)
         if number == 2:
             break

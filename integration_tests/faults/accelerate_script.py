@@ -9,7 +9,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration, GradientAccumulationPlugin
 
-from countoff.accelerate import attach
+from countoff.accelerate import Countoff
 from integration_tests import devices
 from integration_tests.accelerate_jobs import model_and_optimizer
 from integration_tests.faults.rank_behavior import RankBehavior, world_size
@@ -36,11 +36,11 @@ def train(behavior: RankBehavior) -> None:
     evaluation = evals[0] if evals else None
     behavior.before_fit(model)
     epochs = behavior.epochs if behavior.fault == "F31" else None
-    with attach(accelerator, train=loader, eval=evaluation, epochs=epochs, **behavior.options):
+    with Countoff(accelerator, epochs=epochs, **behavior.options) as countoff:
         if behavior.fault == "F11":
-            resume_elsewhere(accelerator, behavior, loader, model, optimizer)
+            resume_elsewhere(countoff, accelerator, behavior, loader, model, optimizer)
         for epoch in range(behavior.epochs):
-            for number, batch in enumerate(loader):
+            for number, batch in enumerate(countoff.train(loader)):
                 if behavior.runs_extra(number):
                     with accelerator.no_sync(model):
                         back(accelerator, model, batch)
@@ -49,12 +49,12 @@ def train(behavior: RankBehavior) -> None:
                     optimizer.step()
                     optimizer.zero_grad()
                 if behavior.fault == "F8" and number == behavior.evaluates_at:
-                    evaluate(accelerator, model, evaluation)
+                    evaluate(countoff, accelerator, model, evaluation)
                 behavior.after_batch(epoch, number, model)
                 if behavior.breaks_after(number):
                     break
             if behavior.fault != "F8":
-                evaluate(accelerator, model, evaluation)
+                evaluate(countoff, accelerator, model, evaluation)
             behavior.after_epoch(epoch)
             accelerator.wait_for_everyone()
 
@@ -65,9 +65,11 @@ def back(accelerator: Any, model: Any, batch: Any) -> None:
     accelerator.backward(torch.nn.functional.cross_entropy(model(images), labels))
 
 
-def resume_elsewhere(accelerator: Any, behavior: RankBehavior, loader: Any, model: Any, optimizer: Any) -> None:
+def resume_elsewhere(
+    countoff: Countoff, accelerator: Any, behavior: RankBehavior, loader: Any, model: Any, optimizer: Any
+) -> None:
     """Trains an epoch, writes two checkpoints in it, and loads another one on the culprit than on its peers."""
-    for number, batch in enumerate(loader):
+    for number, batch in enumerate(countoff.train(loader)):
         back(accelerator, model, batch)
         optimizer.step()
         optimizer.zero_grad()
@@ -83,15 +85,15 @@ def resume_wrongly(behavior: RankBehavior) -> None:
     run = Prepared(behavior.fault, ranks=world_size(), **how)
     first = PreparedJob(run, Path("saved"))
     first.train((0, 0), run.saved_at)
-    first.handle.detach()
+    first.countoff.close()
     second = PreparedJob(run, Path("saved"))
     second.accelerator.load_state("saved")
     second.train((run.saved_at[0], run.saved_at[1] if run.skips is None else run.skips), None)
-    second.handle.detach()
+    second.countoff.close()
 
 
-def evaluate(accelerator: Any, model: Any, evals: Any) -> None:
+def evaluate(countoff: Countoff, accelerator: Any, model: Any, evals: Any) -> None:
     """Gathers a loss from all ranks, batch by batch."""
-    for images, labels in () if evals is None else evals:
+    for images, labels in () if evals is None else countoff.eval(evals):
         with torch.no_grad():
             accelerator.gather(torch.nn.functional.cross_entropy(accelerator.unwrap_model(model)(images), labels))

@@ -113,9 +113,10 @@ _DEALS = "Accelerate shards whatever it is given"
 _OWN_STREAMS = "it lets each rank read a stream of its own, and shards none"
 _NOT_DEALT = {"F19": _OWN_STREAMS, "F20": _OWN_STREAMS}
 _STOPS = "it stops at the shortest rank itself"
+_NOT_ASKED = "nobody asks for the length of a stream"
 CANNOT: dict[str, dict[str, str]] = {
-    "torch": {**_NOT_DEALT},
-    "accelerate": {"F9": _DEALS, "F15": _EPOCH_IS_SET},
+    "torch": {"F7": _NOT_ASKED, **_NOT_DEALT},
+    "accelerate": {"F7": _NOT_ASKED, "F9": _DEALS, "F15": _EPOCH_IS_SET},
     "lightning": {"F15": _EPOCH_IS_SET, **_NOT_DEALT},
     "transformers": {
         "F9": _DEALS,

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data.distributed import DistributedSampler
 
-from countoff.torch import attach
+from countoff.torch import Countoff
 from integration_tests import devices
 from integration_tests.faults.rank_behavior import RankBehavior, world_size
 from integration_tests.loops import model_and_optimizer
@@ -25,20 +25,17 @@ def train(behavior: RankBehavior) -> None:
     loader, evals = behavior.train_loader(), behavior.eval_loader()
     behavior.before_fit(model)
     start = 1 if behavior.has("F11") else 0
-    with attach(
-        train=loader,
-        eval=evals,
+    with Countoff(
         optimizer=optimizer,
         model=model,
         gradient_accumulation_steps=behavior.accumulation,
-        start_epoch=start,
         epochs=behavior.epochs if behavior.fault == "F31" else None,
         **behavior.options,
-    ):
+    ) as countoff:
         for epoch in range(start, behavior.epochs):
             if isinstance(loader.sampler, DistributedSampler) and behavior.fault != "F15":
                 loader.sampler.set_epoch(epoch)
-            for number, batch in enumerate(loader):
+            for number, batch in enumerate(countoff.train(loader, epoch=epoch)):
                 images, labels = devices.moved(batch)
                 if behavior.runs_extra(number):
                     with model.no_sync():
@@ -48,12 +45,12 @@ def train(behavior: RankBehavior) -> None:
                     optimizer.step()
                     optimizer.zero_grad()
                 if behavior.fault == "F8" and number == behavior.evaluates_at:
-                    evaluate(model, evals)
+                    evaluate(countoff, model, evals)
                 behavior.after_batch(epoch, number, model)
                 if behavior.breaks_after(number):
                     break
             if behavior.fault != "F8":
-                evaluate(model, evals)
+                evaluate(countoff, model, evals)
             behavior.after_epoch(epoch)
             dist.barrier()
 
@@ -68,16 +65,16 @@ def resume_wrongly(behavior: RankBehavior) -> None:
     run = Run(behavior.fault, ranks=world_size(), **how)
     first = Job(run, Path("saved.pt"), **behavior.options)
     first.train((0, 0), run.saved_at)
-    first.handle.detach()
+    first.countoff.close()
     second = Job(run, Path("saved.pt"), start_epoch=run.start_epoch, **behavior.options)
     second.load()
     second.train(run.place, None)
-    second.handle.detach()
+    second.countoff.close()
 
 
-def evaluate(model: Any, evals: Any) -> None:
+def evaluate(countoff: Countoff, model: Any, evals: Any) -> None:
     """Averages a loss over all ranks, batch by batch."""
-    for batch in () if evals is None else evals:
+    for batch in () if evals is None else countoff.eval(evals):
         images, labels = devices.moved(batch)
         with torch.no_grad():
             dist.all_reduce(torch.nn.functional.cross_entropy(model.module(images), labels))

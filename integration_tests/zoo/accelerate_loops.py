@@ -12,7 +12,7 @@ from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import GradientAccumulationPlugin, find_executable_batch_size
 from torch.utils.data import DataLoader, IterableDataset
 
-from countoff.accelerate import attach
+from countoff.accelerate import Countoff
 from integration_tests.jobs import own_rank
 from integration_tests.zoo.parts import dataset, loss_of, network, sgd, tensors, with_workers
 from integration_tests.zoo.registry import healthy
@@ -51,12 +51,12 @@ def shuffled(samples=64, batch_size=4, **more):
     return with_workers(dataset(samples), batch_size=batch_size, shuffle=True, **more)
 
 
-def fit(accelerator, model, optimizer, loader, epochs=2):
-    """Trains; returns the number of batches of each epoch."""
+def fit(countoff, accelerator, model, optimizer, loader, epochs=2):
+    """Trains, which is counted; returns the number of batches of each epoch."""
     counts = []
     for _ in range(epochs):
         counts.append(0)
-        for batch in loader:
+        for batch in countoff.train(loader):
             step(accelerator, model, optimizer, batch)
             counts[-1] += 1
     return counts
@@ -79,8 +79,8 @@ def prepared(accelerator, *loaders, seed=7):
 def _simple(options, loader, accumulation=1, **sharding):
     own = accelerator(accumulation, **sharding)
     model, optimizer, loader = prepared(own, loader)
-    with attach(own, train=loader, **options):
-        return fit(own, model, optimizer, loader), model
+    with Countoff(own, **options) as countoff:
+        return fit(countoff, own, model, optimizer, loader), model
 
 
 @healthy(even=True)
@@ -152,8 +152,8 @@ def accumulation_across_epochs(options):
     plugin = GradientAccumulationPlugin(num_steps=3, sync_with_dataloader=False)
     own = Accelerator(cpu=True, gradient_accumulation_plugin=plugin)
     model, optimizer, loader = prepared(own, shuffled(64))
-    with attach(own, train=loader, epochs=3, **options):
-        return fit(own, model, optimizer, loader, 3), model
+    with Countoff(own, epochs=3, **options) as countoff:
+        return fit(countoff, own, model, optimizer, loader, 3), model
 
 
 @healthy()
@@ -162,39 +162,39 @@ def first_batches_skipped(options):
     own = accelerator()
     model, optimizer, loader = prepared(own, shuffled(64))
     counts = []
-    with attach(own, train=loader, **options):
-        counts += fit(own, model, optimizer, own.skip_first_batches(loader, 3), 1)
-        counts += fit(own, model, optimizer, skip_first_batches(loader, 2), 1)
-        counts += fit(own, model, optimizer, loader, 1)
+    with Countoff(own, **options) as countoff:
+        counts += fit(countoff, own, model, optimizer, own.skip_first_batches(loader, 3), 1)
+        counts += fit(countoff, own, model, optimizer, skip_first_batches(loader, 2), 1)
+        counts += fit(countoff, own, model, optimizer, loader, 1)
     return counts, model
 
 
 @healthy()
 def several_prepares(options):
-    """Three models are prepared and trained one after the other, and one handle is never detached."""
+    """Three models are prepared and trained one after the other, and one fit is never closed."""
     own = accelerator()
     outcome = []
     for number in range(3):
         model, optimizer, loader = prepared(own, shuffled(40 + 8 * number), seed=number)
-        handle = attach(own, train=loader, **options)
-        outcome += [fit(own, model, optimizer, loader), model]
+        countoff = Countoff(own, **options)
+        outcome += [fit(countoff, own, model, optimizer, loader), model]
         if number != 1:
-            handle.detach()
+            countoff.close()
         own.free_memory()
     return outcome
 
 
 @healthy()
 def batch_size_that_fits(options):
-    """The batch size is halved until it fits, with attach inside of the function, and no context."""
+    """The batch size is halved until it fits, with a Countoff inside of the function, and no context."""
     own = accelerator()
 
     @find_executable_batch_size(starting_batch_size=16)
     def attempt(batch_size):
         own.free_memory()
         model, optimizer, loader = prepared(own, shuffled(64, batch_size))
-        attach(own, train=loader, **options)
-        for number, batch in enumerate(loader):
+        countoff = Countoff(own, **options)
+        for number, batch in enumerate(countoff.train(loader)):
             if batch_size > 4 and number == 1:
                 raise RuntimeError("CUDA out of memory.")
             step(own, model, optimizer, batch)
@@ -205,15 +205,15 @@ def batch_size_that_fits(options):
 
 @healthy()
 def batch_size_that_fits_in_a_context(options):
-    """The same with the handle as a context, which the error leaves, a little later on rank 1."""
+    """The same with the Countoff as a context, which the error leaves, a little later on rank 1."""
     own = accelerator()
 
     @find_executable_batch_size(starting_batch_size=16)
     def attempt(batch_size):
         own.free_memory()
         model, optimizer, loader = prepared(own, shuffled(64, batch_size))
-        with attach(own, train=loader, **options):
-            for number, batch in enumerate(loader):
+        with Countoff(own, **options) as countoff:
+            for number, batch in enumerate(countoff.train(loader)):
                 if batch_size > 4 and number == 1:
                     time.sleep(0.4 * own_rank())
                     raise RuntimeError("CUDA out of memory.")
@@ -232,8 +232,8 @@ def batch_size_that_fits_seconds_later(options):
     def attempt(batch_size):
         own.free_memory()
         model, optimizer, loader = prepared(own, shuffled(64, batch_size))
-        with attach(own, train=loader, **options):
-            for number, batch in enumerate(loader):
+        with Countoff(own, **options) as countoff:
+            for number, batch in enumerate(countoff.train(loader)):
                 if batch_size > 4 and number == 1:
                     time.sleep(4 * own_rank())
                     raise RuntimeError("CUDA out of memory.")
@@ -249,10 +249,10 @@ def local_sgd(options):
     own = accelerator()
     model, optimizer, loader = prepared(own, shuffled(64))
     with (
-        attach(own, train=loader, **options),
+        Countoff(own, **options) as countoff,
         LocalSGD(accelerator=own, model=model, local_sgd_steps=3, enabled=True) as averaging,
     ):
-        for batch in loader:
+        for batch in countoff.train(loader):
             step(own, model, optimizer, batch)
             averaging.step()
     return model
@@ -263,9 +263,9 @@ def trigger_that_ends_an_epoch(options):
     """Rank 1 sets a trigger, and all ranks leave the epoch."""
     own = accelerator()
     model, optimizer, loader = prepared(own, shuffled(64))
-    with attach(own, train=loader, **options):
+    with Countoff(own, **options) as countoff:
         for epoch in range(3):
-            for number, batch in enumerate(loader):
+            for number, batch in enumerate(countoff.train(loader)):
                 step(own, model, optimizer, batch)
                 if (own_rank(), epoch, number) == (1, 1, 4):
                     own.set_trigger()
@@ -280,10 +280,10 @@ def gathered_metrics(options):
     own = accelerator()
     model, optimizer, loader, evaluation = prepared(own, shuffled(64), DataLoader(dataset(30), batch_size=4))
     labels = []
-    with attach(own, train=loader, eval=evaluation, **options):
+    with Countoff(own, **options) as countoff:
         for epoch in range(2):
-            labels += [own.gather_for_metrics(batch[1]) for batch in evaluation]
-            fit(own, model, optimizer, loader, 1)
+            labels += [own.gather_for_metrics(batch[1]) for batch in countoff.eval(evaluation)]
+            fit(countoff, own, model, optimizer, loader, 1)
             del epoch
     return torch.cat(labels), model
 
@@ -293,9 +293,9 @@ def probe_on_the_main_process(options):
     """The main process reads the data again and trains a probe after each epoch."""
     own = accelerator()
     model, optimizer, loader = prepared(own, shuffled(64))
-    with attach(own, train=loader, **options):
+    with Countoff(own, **options) as countoff:
         for _ in range(2):
-            fit(own, model, optimizer, loader, 1)
+            fit(countoff, own, model, optimizer, loader, 1)
             if own.is_main_process:
                 list(DataLoader(dataset(64), batch_size=4))
                 probe = torch.nn.Linear(8, 4)
@@ -312,11 +312,11 @@ def prepared_loader_in_a_thread(options):
     model, optimizer, loader = prepared(own, shuffled(1120))
 
     def work(batches):
-        for batch in loader:
+        for batch in countoff.train(loader):
             batches.put(batch)
         batches.put(None)
 
-    with attach(own, train=loader, **options):
+    with Countoff(own, **options) as countoff:
         for _ in range(2):
             batches = queue.Queue(3 + 2 * own_rank())
             thread = threading.Thread(target=work, args=(batches,))
@@ -335,8 +335,8 @@ def loaders_of_two_lengths_in_turn(options):
     own = accelerator(dispatch_batches=False)
     streams = DataLoader(SizedStream(), batch_size=4), DataLoader(SizedStream(48), batch_size=2)
     model, optimizer, short, long = prepared(own, *streams)
-    with attach(own, train=short, **options):
-        return [fit(own, model, optimizer, loader, epochs=2) for loader in (short, long, short)], model
+    with Countoff(own, **options) as countoff:
+        return [fit(countoff, own, model, optimizer, loader, epochs=2) for loader in (short, long, short)], model
 
 
 @healthy()
@@ -345,9 +345,9 @@ def two_models_in_turn(options):
     own = accelerator()
     first, second = network(1), network(2)
     first, second, slow, fast, loader = own.prepare(first, second, sgd(first), sgd(second, 0.01), shuffled(64))
-    with attach(own, train=loader, **options):
+    with Countoff(own, **options) as countoff:
         for _ in range(2):
-            for number, batch in enumerate(loader):
+            for number, batch in enumerate(countoff.train(loader)):
                 for _ in range(2):
                     own.backward(loss_of(second, batch))
                     fast.step()
@@ -365,13 +365,13 @@ def steps_over_an_endless_loader(options):
     own = accelerator()
     model, optimizer, loader, evaluation = prepared(own, shuffled(48), DataLoader(dataset(16), batch_size=4))
     losses = []
-    with attach(own, train=loader, eval=evaluation, max_steps=17, **options):
-        batches = (batch for _ in itertools.count() for batch in loader)
+    with Countoff(own, max_steps=17, **options) as countoff:
+        batches = (batch for _ in itertools.count() for batch in countoff.train(loader))
         for number in range(17):
             step(own, model, optimizer, next(batches))
             if number % 5 == 4:
                 with torch.no_grad():
-                    losses += [loss_of(model, batch) for batch in evaluation]
+                    losses += [loss_of(model, batch) for batch in countoff.eval(evaluation)]
     return losses, model
 
 
@@ -380,13 +380,13 @@ def state_saved_and_loaded(options):
     """The accelerator's state is saved and loaded after each epoch."""
     own = accelerator()
     model, optimizer, loader = prepared(own, shuffled(48))
-    with attach(own, train=loader, **options):
+    with Countoff(own, **options) as countoff:
         for epoch in range(2):
-            fit(own, model, optimizer, loader, 1)
+            fit(countoff, own, model, optimizer, loader, 1)
             own.save_state(f"saved{epoch}")
         own.wait_for_everyone()  # one process has written the files
         own.load_state("saved1")
-        fit(own, model, optimizer, loader, 1)
+        fit(countoff, own, model, optimizer, loader, 1)
     return model
 
 
@@ -400,9 +400,9 @@ def schedule_of_the_examples(options):
     total = len(loader) * 3
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda number: max(0.0, 1 - number / total))
     model, optimizer, loader, scheduler = own.prepare(model, optimizer, loader, scheduler)
-    with attach(own, train=loader, **options):
+    with Countoff(own, **options) as countoff:
         for _ in range(3):
-            for batch in loader:
+            for batch in countoff.train(loader):
                 step(own, model, optimizer, batch)
                 scheduler.step()
     return model, scheduler.get_last_lr()

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pack_sequence
 
-from countoff.torch import attach
+from countoff.torch import Countoff
 from integration_tests.jobs import own_rank
 from integration_tests.zoo.parts import Listed, Unsized, ddp, loss_of, own_batches, sgd, sharded, train_on
 from integration_tests.zoo.registry import healthy
@@ -65,9 +65,9 @@ def _fit(batches, options, pair=lambda batch: batch, epochs=2):
     """Trains on batches of any type: `pair` takes the inputs and the labels out of one."""
     model, loader = ddp(), Listed(batches)
     optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, **options):
+    with Countoff(optimizer=optimizer, **options) as countoff:
         for _ in range(epochs):
-            for batch in loader:
+            for batch in countoff.train(loader):
                 train_on(model, optimizer, pair(batch))
     return model
 
@@ -185,9 +185,9 @@ def nothing_as_a_batch(options):
     """Every second batch is None, which the program leaves out."""
     model, loader = ddp(), Unsized([each for batch in own_batches(5) for each in (batch, None)])
     optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, **options):
+    with Countoff(optimizer=optimizer, **options) as countoff:
         for _ in range(2):
-            for batch in loader:
+            for batch in countoff.train(loader):
                 if batch is not None:
                     train_on(model, optimizer, batch)
     return model
@@ -197,8 +197,8 @@ def nothing_as_a_batch(options):
 def empty_containers(options):
     """Batches are empty: an empty list, an empty mapping, a tensor without elements."""
     loader = Listed([[], {}, (), torch.empty(0, 3), np.empty((0,)), ""] * 2)
-    with attach(train=loader, **options):
-        return [sum(1 for _ in loader) for _ in range(2)]
+    with Countoff(**options) as countoff:
+        return [sum(1 for _ in countoff.train(loader)) for _ in range(2)]
 
 
 @healthy(even=True)
@@ -207,8 +207,8 @@ def packed_sequences(options):
     recurrent = torch.nn.GRU(8, 4)
     batches = [pack_sequence([inputs[:3], inputs[:2]]) for inputs, _ in own_batches()]
     loader = Listed(batches)
-    with attach(train=loader, **options):
-        return [recurrent(batch)[1] for batch in loader]
+    with Countoff(**options) as countoff:
+        return [recurrent(batch)[1] for batch in countoff.train(loader)]
 
 
 @healthy(even=True, needs="transformers")
@@ -277,8 +277,8 @@ def tensors_that_need_gradients(options):
     model, loader = ddp(), Listed([(inputs.clone().requires_grad_(), labels) for inputs, labels in own_batches()])
     optimizer = sgd(model)
     gradients = []
-    with attach(train=loader, optimizer=optimizer, **options):
-        for inputs, labels in loader:
+    with Countoff(optimizer=optimizer, **options) as countoff:
+        for inputs, labels in countoff.train(loader):
             train_on(model, optimizer, (inputs, labels))
             gradients.append(inputs.grad)
     return model, gradients
@@ -289,8 +289,8 @@ def batch_changed_in_place(options):
     """The loop adds noise to its batches in place."""
     model, loader = ddp(), sharded(64)
     optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, **options):
-        for inputs, labels in loader:
+    with Countoff(optimizer=optimizer, **options) as countoff:
+        for inputs, labels in countoff.train(loader):
             inputs.add_(torch.randn_like(inputs))
             train_on(model, optimizer, (inputs, labels))
     return model
@@ -302,8 +302,8 @@ def batch_dies_when_it_is_deleted(options):
     model, loader = ddp(), sharded(32)
     optimizer = sgd(model)
     alive = 0
-    with attach(train=loader, optimizer=optimizer, **options):
-        for batch in loader:
+    with Countoff(optimizer=optimizer, **options) as countoff:
+        for batch in countoff.train(loader):
             inputs, labels = batch
             reference, copied = weakref.ref(inputs), inputs.clone()
             del batch, inputs
@@ -377,9 +377,9 @@ def generator_as_a_batch(options):
 
     model, loader = ddp(), Fresh(own_batches())
     optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, **options):
+    with Countoff(optimizer=optimizer, **options) as countoff:
         for _ in range(2):
-            for micro_batches in loader:
+            for micro_batches in countoff.train(loader):
                 for micro_batch in micro_batches:
                     loss_of(model, micro_batch).backward()
                 optimizer.step()

@@ -11,7 +11,7 @@ import time
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]  (public ones)
 
-from countoff.torch import attach
+from countoff.torch import Countoff
 from integration_tests.jobs import own_rank
 from integration_tests.zoo.inside import note
 from integration_tests.zoo.parts import agreed, ddp, epochs_of, network, sgd, sharded, train, train_on
@@ -20,11 +20,11 @@ from integration_tests.zoo.registry import healthy
 
 @healthy(alone=True)
 def leaves_at_once_after_the_loop(options):
-    """The process ends by os._exit after its loop, on rank 1 two seconds later, without detach."""
+    """The process ends by os._exit after its loop, on rank 1 two seconds later, without close."""
     model, loader = ddp(), sharded()
     optimizer = sgd(model)
-    attach(train=loader, optimizer=optimizer, **options)
-    note(train(model, optimizer, loader), model)
+    countoff = Countoff(optimizer=optimizer, **options)
+    note(train(countoff, model, optimizer, loader), model)
     time.sleep(2 * own_rank())
     note("written")
     os._exit(0)
@@ -35,8 +35,8 @@ def leaves_at_once_in_an_epoch(options):
     """All ranks leave by os._exit after the same batch, rank 0 two seconds later, because it saves a checkpoint."""
     model, loader = ddp(), sharded()
     optimizer = sgd(model)
-    attach(train=loader, optimizer=optimizer, **options)
-    for number, batch in enumerate(loader):
+    countoff = Countoff(optimizer=optimizer, **options)
+    for number, batch in enumerate(countoff.train(loader)):
         train_on(model, optimizer, batch)
         if number == 4:
             if own_rank() == 0:
@@ -50,8 +50,8 @@ def asks_the_scheduler_for_another_turn(options):
     """All ranks end by sys.exit(75) after the same batch, which a scheduler takes for: start me again."""
     model, loader = ddp(), sharded()
     optimizer = sgd(model)
-    attach(train=loader, optimizer=optimizer, **options)
-    for number, batch in enumerate(loader):
+    countoff = Countoff(optimizer=optimizer, **options)
+    for number, batch in enumerate(countoff.train(loader)):
         train_on(model, optimizer, batch)
         if number == 4:
             note(model)
@@ -60,11 +60,11 @@ def asks_the_scheduler_for_another_turn(options):
 
 @healthy(alone=True, nightly=True)
 def exits_inside_the_context(options):
-    """All ranks call sys.exit(0) inside of the attached context, in the middle of an epoch."""
+    """All ranks call sys.exit(0) inside of the context, in the middle of an epoch."""
     model, loader = ddp(), sharded()
     optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, **options):
-        for number, batch in enumerate(loader):
+    with Countoff(optimizer=optimizer, **options) as countoff:
+        for number, batch in enumerate(countoff.train(loader)):
             train_on(model, optimizer, batch)
             if number == 4:
                 note(model)
@@ -76,9 +76,9 @@ def exits_in_an_evaluation(options):
     """All ranks have seen enough in the middle of an evaluation, and end by sys.exit(0)."""
     model, loader, evaluation = ddp(), sharded(), sharded(32, seed=4)
     optimizer = sgd(model)
-    attach(train=loader, eval=evaluation, optimizer=optimizer, **options)
-    train(model, optimizer, loader, 1)
-    for number, _ in enumerate(evaluation):
+    countoff = Countoff(optimizer=optimizer, **options)
+    train(countoff, model, optimizer, loader, 1)
+    for number, _ in enumerate(countoff.eval(evaluation)):
         if number == 2:
             note(model)
             sys.exit(0)
@@ -91,9 +91,9 @@ def preempted_by_a_signal(options):
     optimizer = sgd(model)
     wanted = threading.Event()
     signal.signal(signal.SIGUSR1, lambda *_: wanted.set())
-    attach(train=loader, optimizer=optimizer, **options)
+    countoff = Countoff(optimizer=optimizer, **options)
     for epoch in epochs_of(loader, 3):
-        for number, batch in enumerate(loader):
+        for number, batch in enumerate(countoff.train(loader)):
             train_on(model, optimizer, batch)
             if own_rank() == 1 and epoch == 1 and number == 3:
                 os.kill(os.getpid(), signal.SIGUSR1)
@@ -104,11 +104,11 @@ def preempted_by_a_signal(options):
 
 @healthy(alone=True)
 def group_destroyed_before_the_end(options):
-    """The process group is destroyed after the loop while the handle is still attached, and work goes on alone."""
+    """The process group is destroyed after the loop while the fit goes on, and work goes on alone."""
     model, loader = ddp(), sharded()
     optimizer = sgd(model)
-    attach(train=loader, optimizer=optimizer, **options)
-    counts = train(model, optimizer, loader)
+    countoff = Countoff(optimizer=optimizer, **options)
+    counts = train(countoff, model, optimizer, loader)
     dist.destroy_process_group()
     time.sleep(own_rank())
     return counts, model.module
@@ -119,8 +119,8 @@ def results_written_at_exit(options):
     """A function that the program has registered with atexit trains a probe on rank 0 and writes the result."""
     model, loader = ddp(), sharded()
     optimizer = sgd(model)
-    attach(train=loader, optimizer=optimizer, **options)
-    counts = train(model, optimizer, loader)
+    countoff = Countoff(optimizer=optimizer, **options)
+    counts = train(countoff, model, optimizer, loader)
 
     def write():
         probe = network(3)
@@ -143,8 +143,8 @@ def two_attempts_of_one_process(options):
             dist.init_process_group("gloo", store=PrefixStore(f"again{attempt}", store), rank=own_rank(), world_size=2)
         model, loader = ddp(), sharded(64, seed=attempt)
         optimizer = sgd(model)
-        with attach(train=loader, optimizer=optimizer, **options):
-            outcome += [train(model, optimizer, loader), model.module]
+        with Countoff(optimizer=optimizer, **options) as countoff:
+            outcome += [train(countoff, model, optimizer, loader), model.module]
         del model  # torch 2.13 hangs where a DDP model is freed after its process group
         dist.destroy_process_group()
     return outcome
@@ -155,8 +155,8 @@ def rest_of_the_epoch_on_one_rank(options):
     """The last epoch is over on all ranks; rank 0 then trains alone for three seconds, and rank 1 has exited."""
     model, loader = ddp(), sharded()
     optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, **options):
-        counts = train(model, optimizer, loader)
+    with Countoff(optimizer=optimizer, **options) as countoff:
+        counts = train(countoff, model, optimizer, loader)
     if own_rank() == 0:
         probe = network(3)
         own = sgd(probe)
@@ -172,9 +172,9 @@ def early_stopping_and_exit_code(options):
     model, loader = ddp(), sharded()
     optimizer = sgd(model, 0.0)
     best, epochs = float("inf"), 0
-    attach(train=loader, optimizer=optimizer, **options)
+    countoff = Countoff(optimizer=optimizer, **options)
     for epoch in epochs_of(loader, 9):
-        losses = [train_on(model, optimizer, batch) for batch in loader]
+        losses = [train_on(model, optimizer, batch) for batch in countoff.train(loader)]
         epochs = epoch
         if agreed(sum(losses) > best - 100):
             break
@@ -185,11 +185,11 @@ def early_stopping_and_exit_code(options):
 
 @healthy(alone=True, nightly=True)
 def everything_collected_at_the_end(options):
-    """The program drops its handle, loader and model, collects garbage, and ends without detach."""
+    """The program drops its Countoff, loader and model, collects garbage, and ends without close."""
     model, loader = ddp(), sharded()
     optimizer = sgd(model)
-    handle = attach(train=loader, optimizer=optimizer, **options)
-    note(train(model, optimizer, loader), model)
-    del handle, model, loader, optimizer
+    countoff = Countoff(optimizer=optimizer, **options)
+    note(train(countoff, model, optimizer, loader), model)
+    del countoff, model, loader, optimizer
     gc.collect()
     time.sleep(0.5)

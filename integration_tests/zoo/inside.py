@@ -16,11 +16,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from countoff._adapter.observed_loop import active_loops
+from countoff._adapter.counted_loop import active_loops
 from integration_tests import devices
 from integration_tests.jobs import own_rank
-from integration_tests.unattached import COUNTING
-from integration_tests.zoo.registry import FAMILIES, MODES, Program, program_named
+from integration_tests.zoo.registry import MODES, Program, program_named
 
 STDERR: Final = 2
 FAILED: Final = 3
@@ -63,8 +62,7 @@ def run_alone(family: str, name: str, mode: str, deadline_seconds: float) -> tup
     faulthandler.dump_traceback_later(deadline_seconds, exit=True, file=STDERR)
     devices.join()
     seed()
-    with _counting(family, mode):
-        value = program_named(family, name).function(dict(MODES[mode]))
+    value = program_named(family, name).function(dict(MODES[mode]))
     return digests(value), random_states()
 
 
@@ -76,11 +74,10 @@ def _run(program: Program, mode: str, records: Path, deadline_seconds: float) ->
     with _stderr_into(said):
         faulthandler.dump_traceback_later(deadline_seconds, exit=True, file=STDERR)
         try:
-            with _counting(program.family, mode):
-                value = program.function(dict(MODES[mode]))
-                states = random_states()
-                for loop in reversed(active_loops()):  # as the end of a program does
-                    loop.end()
+            value = program.function(dict(MODES[mode]))
+            states = random_states()
+            for loop in reversed(active_loops()):  # as the end of a program does
+                loop.end()
         except BaseException as raised:
             error, states = f"{type(raised).__name__}: {raised}", {}
         faulthandler.cancel_dump_traceback_later()
@@ -94,11 +91,6 @@ def _run(program: Program, mode: str, records: Path, deadline_seconds: float) ->
         "error": error,
         "seconds": time.monotonic() - began,
     }
-
-
-def _counting(family: str, mode: str) -> contextlib.AbstractContextManager[None]:
-    """Has countoff count the loop by itself, where the mode says so."""
-    return COUNTING[FAMILIES[family]]() if mode == "own" else contextlib.nullcontext()
 
 
 def seed() -> None:

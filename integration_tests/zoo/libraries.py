@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from countoff.torch import attach
+from countoff.torch import Countoff
 from integration_tests.jobs import own_rank
 from integration_tests.zoo.parts import dataset, ddp, epochs_of, own_batches, sgd, tensors, train, train_on
 from integration_tests.zoo.registry import healthy
@@ -32,10 +32,10 @@ def _fit(loader, options, pair=lambda batch: batch, epochs=2, **more):
     model = ddp()
     optimizer = sgd(model)
     counts = []
-    with attach(train=loader, optimizer=optimizer, **options, **more):
+    with Countoff(optimizer=optimizer, **options, **more) as countoff:
         for _ in epochs_of(loader, epochs):
             counts.append(0)
-            for batch in loader:
+            for batch in countoff.train(loader):
                 train_on(model, optimizer, pair(batch))
                 counts[-1] += 1
     return counts, model
@@ -52,9 +52,9 @@ def stateful_loader(options):
     model = ddp()
     optimizer = sgd(model)
     taken = []
-    with attach(train=loader, optimizer=optimizer, **options):
+    with Countoff(optimizer=optimizer, **options) as countoff:
         for _ in epochs_of(loader):
-            for number, batch in enumerate(loader):
+            for number, batch in enumerate(countoff.train(loader)):
                 train_on(model, optimizer, batch)
                 if number == 3:
                     taken.append(loader.state_dict()["_num_yielded"])
@@ -108,7 +108,7 @@ def table_of_datasets(options):
 
 @healthy(even=True, needs="datasets")
 def table_iterated_by_itself(options):
-    """A Dataset's own iter gives batches of plain lists, in counted."""
+    """A Dataset's own iter gives batches of plain lists."""
     from datasets import Dataset
 
     table = Dataset.from_dict(_rows()).shard(2, own_rank())
@@ -149,10 +149,10 @@ def generator_of_datasets(options):
             return iter(stream)
 
     loader = Streamed()
-    with attach(train=loader, optimizer=optimizer, **options):
+    with Countoff(optimizer=optimizer, **options) as countoff:
         for epoch in range(2):
             stream.set_epoch(epoch)
-            for batch in loader:
+            for batch in countoff.train(loader):
                 train_on(model, optimizer, _columns(batch))
     return model
 
@@ -216,9 +216,9 @@ def streaming_dataset(options):
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 10))
     optimizer = sgd(model)
     taken = []
-    with attach(train=loader, optimizer=optimizer, **options):
+    with Countoff(optimizer=optimizer, **options) as countoff:
         for _ in range(2):
-            for number, batch in enumerate(loader):
+            for number, batch in enumerate(countoff.train(loader)):
                 train_on(model, optimizer, batch)
                 if number == 3:
                     taken.append(loader.state_dict()["sample_in_epoch"])
@@ -227,7 +227,7 @@ def streaming_dataset(options):
 
 @healthy(even=True, needs="sklearn")
 def folds_of_scikit_learn(options):
-    """Each fold of a cross-validation makes a loader and a model, and attaches them."""
+    """Each fold of a cross-validation makes a loader and a model, which are counted by themselves."""
     from sklearn.model_selection import KFold
 
     from integration_tests.zoo.parts import evaluate, sharded
@@ -239,8 +239,12 @@ def folds_of_scikit_learn(options):
         optimizer = sgd(model)
         loader = sharded(data=torch.utils.data.Subset(data, chosen.tolist()))
         evaluation = sharded(data=torch.utils.data.Subset(data, rest.tolist()))
-        with attach(train=loader, eval=evaluation, optimizer=optimizer, **options):
-            results += [train(model, optimizer, loader), evaluate(model.module, evaluation), model]
+        with Countoff(optimizer=optimizer, **options) as countoff:
+            results += [
+                train(countoff, model, optimizer, loader),
+                evaluate(model.module, countoff.eval(evaluation)),
+                model,
+            ]
     return results
 
 
@@ -276,5 +280,5 @@ def augmented_images(options):
     loader = with_workers(Images(), batch_size=4, sampler=Repeated(), num_workers=2)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(16, 4))
     optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, **options):
-        return train(model, optimizer, loader), model
+    with Countoff(optimizer=optimizer, **options) as countoff:
+        return train(countoff, model, optimizer, loader), model

@@ -25,14 +25,13 @@ from torch.utils.data import (
     random_split,
 )
 
-from countoff.torch import attach
+from countoff.torch import Countoff
 from integration_tests.jobs import own_rank
 from integration_tests.zoo.parts import (
     Listed,
     Unsized,
     dataset,
     ddp,
-    epochs_of,
     own_batches,
     sgd,
     sharded,
@@ -57,21 +56,11 @@ class Stream(IterableDataset):
             yield self.inputs[index], self.labels[index]
 
 
-class Registered:
-    """A base class that keeps a list of its subclasses."""
-
-    known = {}  # noqa: RUF012  (as such registries are written)
-
-    def __init_subclass__(cls, **more):
-        super().__init_subclass__(**more)
-        Registered.known[cls.__name__] = cls
-
-
 def _fit(loader, options, epochs=3, **more):
     model = ddp()
     optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, **options, **more):
-        counts = train(model, optimizer, loader, epochs)
+    with Countoff(optimizer=optimizer, **options, **more) as countoff:
+        counts = train(countoff, model, optimizer, loader, epochs)
     return counts, model
 
 
@@ -89,7 +78,7 @@ def class_with_getitem_only(options):
 
 @healthy(even=True)
 def class_with_slots(options):
-    """The loader's class has slots, and no dictionary, so that it is counted and not attached."""
+    """The loader's class has slots, no dictionary, and no weak references."""
 
     class Slotted:
         __slots__ = ("batches",)
@@ -102,8 +91,8 @@ def class_with_slots(options):
 
     model = ddp()
     optimizer = sgd(model)
-    with attach(optimizer=optimizer, **options) as handle:
-        return train(model, optimizer, handle.counted(Slotted(own_batches(6)))), model
+    with Countoff(optimizer=optimizer, **options) as countoff:
+        return train(countoff, model, optimizer, Slotted(own_batches(6))), model
 
 
 @healthy(even=True)
@@ -168,53 +157,6 @@ def class_that_counts_its_epochs(options):
 def subclass_of_a_list(options):
     """The loader is a UserList of batches."""
     return _fit(UserList(own_batches(6)), options)
-
-
-@healthy()
-def clones_of_its_own_type(options):
-    """A loader's take returns type(self)(…), and rank 0 looks at such a clone between the epochs."""
-
-    class Clonable(Listed):
-        def take(self, count):
-            return type(self)(self.batches[:count])
-
-    model, loader = ddp(), Clonable(own_batches(6))
-    optimizer = sgd(model)
-    seen = 0
-    with attach(train=loader, optimizer=optimizer, **options):
-        for _ in range(3):
-            train(model, optimizer, loader, 1)
-            if own_rank() == 0:
-                seen += sum(1 for _ in loader.take(2))
-    return model, seen
-
-
-@healthy()
-def registry_of_classes(options):
-    """The loader's base class keeps a list of its subclasses, from which rank 0 makes another loader."""
-
-    class Batches(Registered, Listed):
-        pass
-
-    before = list(Registered.known)
-    model, loader = ddp(), Registered.known["Batches"](own_batches(6))
-    optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, **options):
-        for _ in range(3):
-            train(model, optimizer, loader, 1)
-            if own_rank() == 0:
-                list(Registered.known["Batches"](loader.batches[:2]))
-    return model, before == list(Registered.known)
-
-
-@healthy()
-def type_is_compared(options):
-    """The program asks isinstance, type and the class's name of the attached loader, and compares them."""
-    loader = Listed(own_batches(6))
-    with attach(train=loader, **options):
-        facts = isinstance(loader, Listed), loader.__class__.__name__, type(loader).__module__, repr(loader)[:20]
-        batches = len(list(loader))
-    return facts, batches
 
 
 @healthy(even=True)
@@ -301,10 +243,10 @@ def batch_sampler_by_hand(options):
     loader = with_workers(data, batch_sampler=BatchSampler(sampler, 4, drop_last=True))
     model = ddp()
     optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, **options):
+    with Countoff(optimizer=optimizer, **options) as countoff:
         for epoch in range(2):
             sampler.set_epoch(epoch)
-            train(model, optimizer, loader, 1)
+            train(countoff, model, optimizer, loader, 1)
     return model
 
 
@@ -380,10 +322,10 @@ def growing_epochs(options):
     model = ddp()
     optimizer = sgd(model)
     lengths = []
-    with attach(train=loader, optimizer=optimizer, **options):
+    with Countoff(optimizer=optimizer, **options) as countoff:
         for epoch in range(4):
             sampler.epoch = epoch
-            lengths.append((len(loader), train(model, optimizer, loader, 1)))
+            lengths.append((len(loader), train(countoff, model, optimizer, loader, 1)))
     return model, lengths
 
 
@@ -396,9 +338,9 @@ def growing_dataset(options):
     model = ddp()
     optimizer = sgd(model)
     lengths = []
-    with attach(train=loader, optimizer=optimizer, **options):
+    with Countoff(optimizer=optimizer, **options) as countoff:
         for epoch in range(3):
-            lengths.append((len(loader), train(model, optimizer, loader, 1)))
+            lengths.append((len(loader), train(countoff, model, optimizer, loader, 1)))
             data += samples[64 + 16 * epoch + own_rank() : 80 + 16 * epoch : 2]
     return model, lengths
 
@@ -412,9 +354,9 @@ def batch_size_by_a_schedule(options):
     model = ddp()
     optimizer = sgd(model)
     lengths = []
-    with attach(train=loader, optimizer=optimizer, **options):
+    with Countoff(optimizer=optimizer, **options) as countoff:
         for _ in range(3):
-            lengths.append((len(loader), train(model, optimizer, loader, 1)))
+            lengths.append((len(loader), train(countoff, model, optimizer, loader, 1)))
             sampler.batch_size *= 2
     return model, lengths
 
@@ -459,10 +401,10 @@ def position_of_its_iterator(options):
     model, loader = ddp(), Source(own_batches(9))
     optimizer = sgd(model)
     numbers = []
-    with attach(train=loader, optimizer=optimizer, **options):
+    with Countoff(optimizer=optimizer, **options) as countoff:
         for _ in range(2):
             iterator = iter(loader)
-            for number, batch in enumerate(iterator):
+            for number, batch in enumerate(countoff.train(iterator)):
                 train_on(model, optimizer, batch)
                 if number % 4 == 0:
                     numbers.append(iterator.get_state())
@@ -471,12 +413,12 @@ def position_of_its_iterator(options):
 
 @healthy()
 def closed_iterator(options):
-    """The loop closes the generator that the loader's iterator is, in the middle of an epoch."""
+    """The loop closes the iterator of a pass in the middle of an epoch."""
     model, loader = ddp(), Unsized(own_batches(8))
     optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, **options):
+    with Countoff(optimizer=optimizer, **options) as countoff:
         for _ in range(2):
-            iterator: Any = iter(loader)
+            iterator: Any = iter(countoff.train(loader))
             for _, batch in zip(range(4), iterator, strict=False):
                 train_on(model, optimizer, batch)
             iterator.close()
@@ -558,13 +500,14 @@ def every_rank_reads_the_same_order(options):
 
 @healthy()
 def skipped_at_a_resume(options):
-    """The first epoch begins behind three batches, which a generator skips on all ranks."""
+    """The first epoch begins behind three batches, which islice skips on all ranks."""
     model, loader = ddp(), sharded()
     optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, start_step=3, **options):
-        for epoch in epochs_of(loader):
-            for batch in itertools.islice(loader, 3 if epoch == 0 else 0, None):
-                train_on(model, optimizer, batch)
+    with Countoff(optimizer=optimizer, start_step=3, **options) as countoff:
+        loader.sampler.set_epoch(0)
+        for batch in countoff.train(itertools.islice(loader, 3, None), position=3):
+            train_on(model, optimizer, batch)
+        train(countoff, model, optimizer, loader, 1, start=1)
     return model
 
 

@@ -11,7 +11,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import lr_scheduler, swa_utils
 
-from countoff.torch import attach
+from countoff.torch import Countoff
 from integration_tests.jobs import own_rank
 from integration_tests.zoo.parts import (
     Listed,
@@ -34,9 +34,9 @@ def generator_and_discriminator(options):
     """Two models train in turn: the discriminator twice per batch, the generator in every third batch."""
     first, second, loader = ddp(1), ddp(2), sharded()
     slow, fast = sgd(first), torch.optim.Adam(second.parameters(), 1e-3)
-    with attach(train=loader, optimizer=[slow, fast], **options):
+    with Countoff(optimizer=[slow, fast], **options) as countoff:
         for _ in epochs_of(loader):
-            for number, batch in enumerate(loader):
+            for number, batch in enumerate(countoff.train(loader)):
                 train_on(second, fast, batch)
                 train_on(second, fast, batch)
                 if number % 3 == 2:
@@ -49,9 +49,9 @@ def accumulation_with_a_remainder(options):
     """Gradients of three batches are accumulated with no_sync, and the last two batches are a step of their own."""
     model, loader = ddp(), sharded(64)
     optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, gradient_accumulation_steps=3, **options):
+    with Countoff(optimizer=optimizer, gradient_accumulation_steps=3, **options) as countoff:
         for _ in epochs_of(loader):
-            for number, batch in enumerate(loader, 1):
+            for number, batch in enumerate(countoff.train(loader), 1):
                 if number % 3 and number < len(loader):
                     with model.no_sync():
                         loss_of(model, batch).backward()
@@ -66,9 +66,9 @@ def accumulation_over_the_end_of_an_epoch(options):
     model, loader = ddp(), sharded(64)
     optimizer = sgd(model)
     count = 0
-    with attach(train=loader, optimizer=optimizer, gradient_accumulation_steps=3, **options):
+    with Countoff(optimizer=optimizer, gradient_accumulation_steps=3, **options) as countoff:
         for _ in epochs_of(loader, 3):
-            for batch in loader:
+            for batch in countoff.train(loader):
                 loss_of(model, batch).backward()
                 count += 1
                 if count % 3 == 0:
@@ -82,10 +82,10 @@ def learning_rate_range_test(options):
     """A range test runs over some batches, the state is put back, and training begins on the same data."""
     model, loader = ddp(), sharded(128)
     optimizer = sgd(model, 1e-4)
-    with attach(train=loader, optimizer=optimizer, **options):
+    with Countoff(optimizer=optimizer, **options) as countoff:
         before = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
         rates = []
-        for number, batch in enumerate(loader):
+        for number, batch in enumerate(countoff.train(loader)):
             optimizer.param_groups[0]["lr"] = 1e-4 * 2**number
             rates.append(train_on(model, optimizer, batch))
             if number == 9:
@@ -93,7 +93,7 @@ def learning_rate_range_test(options):
         model.load_state_dict(before[0])
         optimizer.load_state_dict(before[1])
         optimizer.param_groups[0]["lr"] = 0.1
-        train(model, optimizer, loader)
+        train(countoff, model, optimizer, loader)
     return model, rates
 
 
@@ -103,9 +103,9 @@ def warm_restarts(options):
     model, loader = ddp(), sharded()
     optimizer = sgd(model)
     scheduler = lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 2)
-    with attach(train=loader, optimizer=optimizer, scheduler=scheduler, epochs=4, **options):
+    with Countoff(optimizer=optimizer, scheduler=scheduler, epochs=4, **options) as countoff:
         for epoch in epochs_of(loader, 4):
-            for number, batch in enumerate(loader):
+            for number, batch in enumerate(countoff.train(loader)):
                 train_on(model, optimizer, batch)
                 scheduler.step(epoch + number / len(loader))  # pyright: ignore[reportArgumentType]  (as documented)
     return model
@@ -118,9 +118,9 @@ def rate_that_falls_on_a_plateau(options):
     optimizer = sgd(model)
     scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.5)
     rates = []
-    with attach(train=loader, optimizer=optimizer, scheduler=scheduler, epochs=4, **options):
+    with Countoff(optimizer=optimizer, scheduler=scheduler, epochs=4, **options) as countoff:
         for epoch in range(4):
-            train(model, optimizer, loader, 1, start=epoch)
+            train(countoff, model, optimizer, loader, 1, start=epoch)
             loss = torch.tensor(evaluate(model.module, own_batches(3)))
             dist.all_reduce(loss)
             scheduler.step(loss.item())
@@ -139,9 +139,9 @@ def schedules_one_after_the_other(options):
         lr_scheduler.CosineAnnealingLR(optimizer, 16),
     ]
     scheduler = lr_scheduler.SequentialLR(optimizer, parts, [4, 8])
-    with attach(train=loader, optimizer=optimizer, scheduler=scheduler, epochs=3, **options):
+    with Countoff(optimizer=optimizer, scheduler=scheduler, epochs=3, **options) as countoff:
         for _ in epochs_of(loader, 3):
-            for batch in loader:
+            for batch in countoff.train(loader):
                 train_on(model, optimizer, batch)
                 scheduler.step()
     return model
@@ -153,9 +153,9 @@ def rate_set_by_hand(options):
     model, loader = ddp(), sharded()
     optimizer = sgd(model)
     step = 0
-    with attach(train=loader, optimizer=optimizer, **options):
+    with Countoff(optimizer=optimizer, **options) as countoff:
         for _ in epochs_of(loader):
-            for batch in loader:
+            for batch in countoff.train(loader):
                 for group in optimizer.param_groups:
                     group["lr"] = 0.05 * (1 + math.cos(math.pi * step / 16))
                 train_on(model, optimizer, batch)
@@ -168,8 +168,8 @@ def closure_that_runs_many_times(options):
     """LBFGS calls its closure as often as it likes, on one model that is averaged after each step."""
     model, loader = network().eval(), sharded(32)
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
-    with attach(train=loader, optimizer=optimizer, **options):
-        for batch in loader:
+    with Countoff(optimizer=optimizer, **options) as countoff:
+        for batch in countoff.train(loader):
 
             def closure(batch=batch):
                 optimizer.zero_grad()
@@ -190,9 +190,9 @@ def averaged_weights(options):
     model, loader = ddp(), sharded()
     optimizer = sgd(model)
     mean = swa_utils.AveragedModel(model.module, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.9))
-    with attach(train=loader, optimizer=optimizer, **options):
+    with Countoff(optimizer=optimizer, **options) as countoff:
         for _ in epochs_of(loader):
-            for batch in loader:
+            for batch in countoff.train(loader):
                 train_on(model, optimizer, batch)
                 mean.update_parameters(model.module)
         loader.sampler.set_epoch(2)
@@ -205,9 +205,9 @@ def local_steps(options):
     """The ranks train apart for three steps and then average their weights."""
     model, loader = network(), sharded(96)
     optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, **options):
+    with Countoff(optimizer=optimizer, **options) as countoff:
         for _ in epochs_of(loader):
-            for number, batch in enumerate(loader, 1):
+            for number, batch in enumerate(countoff.train(loader), 1):
                 train_on(model, optimizer, batch)
                 if number % 3 == 0:
                     for parameter in model.parameters():
@@ -222,11 +222,11 @@ def join_with_uneven_inputs(options):
     model, loader = ddp(), Listed(own_batches(8 - 2 * own_rank()))
     optimizer = sgd(model)
     with (
-        attach(optimizer=optimizer, **options) as handle,
-        handle.uncounted(),
+        Countoff(optimizer=optimizer, **options) as countoff,
+        countoff.uncounted(),
         model.join(),
     ):
-        for batch in loader:
+        for batch in countoff.train(loader):
             train_on(model, optimizer, batch)
     return model
 
@@ -236,8 +236,8 @@ def two_steps_per_batch(options):
     """Each batch takes a step up and a step down again, as sharpness-aware minimization does."""
     model, loader = ddp(), sharded()
     optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, **options):
-        for batch in loader:
+    with Countoff(optimizer=optimizer, **options) as countoff:
+        for batch in countoff.train(loader):
             loss_of(model, batch).backward()
             with torch.no_grad():
                 moves = [0.05 * parameter.grad for parameter in model.parameters() if parameter.grad is not None]
@@ -254,14 +254,14 @@ def two_steps_per_batch(options):
 
 
 @healthy()
-def optimizer_made_after_attach(options):
-    """The optimizer is made after attach, and made again when half of the model thaws."""
+def optimizer_made_later(options):
+    """The optimizer is made after the Countoff, and made again when half of the model thaws."""
     model, loader = ddp(), sharded()
-    with attach(train=loader, **options):
+    with Countoff(**options) as countoff:
         optimizer = sgd(model)
-        train(model, optimizer, loader, 1)
+        train(countoff, model, optimizer, loader, 1)
         optimizer = torch.optim.AdamW(model.module[3].parameters(), 1e-3)
-        train(model, optimizer, loader, 1, start=1)
+        train(countoff, model, optimizer, loader, 1, start=1)
     return model
 
 
@@ -277,8 +277,8 @@ def optimizer_in_the_backward_pass(options):
 
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(step)
-    with attach(train=loader, **options):
-        for batch in loader:
+    with Countoff(**options) as countoff:
+        for batch in countoff.train(loader):
             loss_of(model, batch).backward()
     return model
 
@@ -288,8 +288,8 @@ def sharded_optimizer(options):
     """ZeroRedundancyOptimizer holds another part of the optimizer's state on each rank."""
     model, loader = ddp(), sharded()
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=1e-3)
-    with attach(train=loader, optimizer=optimizer, **options):
-        train(model, optimizer, loader)
+    with Countoff(optimizer=optimizer, **options) as countoff:
+        train(countoff, model, optimizer, loader)
     return model
 
 
@@ -300,8 +300,8 @@ def compressed_gradients(options):
     model.register_comm_hook(None, fp16_compress_hook)
     loader = sharded()
     optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, model=model, **options):
-        train(model, optimizer, loader)
+    with Countoff(optimizer=optimizer, model=model, **options) as countoff:
+        train(countoff, model, optimizer, loader)
     return model.module
 
 
@@ -311,9 +311,9 @@ def gradient_scaler_without_a_gpu(options):
     model, loader = ddp(), sharded()
     optimizer = sgd(model)
     scaler = GradScaler("cpu", enabled=False)
-    with attach(train=loader, optimizer=optimizer, model=model, **options):
+    with Countoff(optimizer=optimizer, model=model, **options) as countoff:
         for _ in epochs_of(loader):
-            for batch in loader:
+            for batch in countoff.train(loader):
                 with torch.autocast("cpu", torch.bfloat16):
                     loss = loss_of(model, batch)
                 scaler.scale(loss).backward()
@@ -339,8 +339,8 @@ def step_hooks_of_the_program(options):
     optimizer = Own(model.parameters(), lr=0.1)
     optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
     optimizer.register_step_post_hook(lambda *_: seen.append("after"))
-    with attach(train=loader, optimizer=optimizer, **options):
-        train(model, optimizer, loader)
+    with Countoff(optimizer=optimizer, **options) as countoff:
+        train(countoff, model, optimizer, loader)
     return model, seen
 
 
@@ -349,9 +349,9 @@ def state_of_the_optimizer_is_loaded(options):
     """The optimizer's state is saved and loaded in the middle of each epoch."""
     model, loader = ddp(), sharded()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    with attach(train=loader, optimizer=optimizer, **options):
+    with Countoff(optimizer=optimizer, **options) as countoff:
         for _ in epochs_of(loader):
-            for number, batch in enumerate(loader):
+            for number, batch in enumerate(countoff.train(loader)):
                 train_on(model, optimizer, batch)
                 if number == 3:
                     optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))

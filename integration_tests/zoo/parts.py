@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+from countoff.torch import Countoff
 from integration_tests.jobs import own_rank
 
 FEATURES = 8
@@ -119,13 +120,18 @@ def epochs_of(loader: Any, epochs: int = 2, start: int = 0) -> Iterator[int]:
 
 
 def train(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: Any, epochs: int = 2, start: int = 0
+    countoff: Countoff,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loader: Any,
+    epochs: int = 2,
+    start: int = 0,
 ) -> list[int]:
-    """Trains for some epochs; returns the number of batches of each."""
+    """Trains for some epochs, which are counted; returns the number of batches of each."""
     counts: list[int] = []
     for _ in epochs_of(loader, epochs, start):
         counts.append(0)
-        for batch in loader:
+        for batch in countoff.train(loader):
             train_on(model, optimizer, batch)
             counts[-1] += 1
     return counts

@@ -3,12 +3,13 @@
 import itertools
 import time
 from collections import deque
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, TensorDataset
 
-from countoff.torch import attach
+from countoff.torch import Countoff
 from integration_tests.jobs import own_rank
 from integration_tests.zoo.parts import (
     Listed,
@@ -33,9 +34,9 @@ def iterator_by_hand(options):
     """The loop holds the iterator and calls next with a sentinel."""
     model, loader = ddp(), sharded()
     optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, **options):
+    with Countoff(optimizer=optimizer, **options) as countoff:
         for _ in epochs_of(loader):
-            iterator = iter(loader)
+            iterator = iter(countoff.train(loader))
             while (batch := next(iterator, None)) is not None:
                 train_on(model, optimizer, batch)
     return model
@@ -46,15 +47,15 @@ def steps_without_epochs(options):
     """A number of steps is trained, and the iterator is made anew whenever it ends."""
     model, loader = ddp(), sharded()
     optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, max_steps=21, **options):
-        iterator, epoch = iter(loader), 0
+    with Countoff(optimizer=optimizer, max_steps=21, **options) as countoff:
+        iterator, epoch = iter(countoff.train(loader)), 0
         for _ in range(21):
             try:
                 batch = next(iterator)
             except StopIteration:
                 epoch += 1
                 loader.sampler.set_epoch(epoch)
-                iterator = iter(loader)
+                iterator = iter(countoff.train(loader))
                 batch = next(iterator)
             train_on(model, optimizer, batch)
     return model
@@ -67,11 +68,11 @@ def endless_generator(options):
     def forever():
         for epoch in itertools.count():
             loader.sampler.set_epoch(epoch)
-            yield from loader
+            yield from countoff.train(loader)
 
     model, loader = ddp(), sharded()
     optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, **options):
+    with Countoff(optimizer=optimizer, **options) as countoff:
         for batch in itertools.islice(forever(), 19):
             train_on(model, optimizer, batch)
     return model
@@ -82,9 +83,9 @@ def some_batches_of_each_epoch(options):
     """Every epoch takes five of eight batches by islice."""
     model, loader = ddp(), sharded()
     optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, **options):
+    with Countoff(optimizer=optimizer, **options) as countoff:
         for _ in epochs_of(loader, 3):
-            for batch in itertools.islice(loader, 5):
+            for batch in itertools.islice(countoff.train(loader), 5):
                 train_on(model, optimizer, batch)
     return model
 
@@ -94,9 +95,9 @@ def same_steps_over_unequal_shares(options):
     """Ranks have five and four batches, and every epoch takes three of them by islice."""
     model, loader = ddp(), Listed(own_batches(5 - own_rank()))
     optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, **options):
+    with Countoff(optimizer=optimizer, **options) as countoff:
         for _ in range(3):
-            for batch in itertools.islice(loader, 3):
+            for batch in itertools.islice(countoff.train(loader), 3):
                 train_on(model, optimizer, batch)
     return model
 
@@ -106,9 +107,9 @@ def break_that_all_ranks_agree_on(options):
     """All ranks leave the epoch after the same batch, because one of them has asked for it."""
     model, loader = ddp(), sharded()
     optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, **options):
+    with Countoff(optimizer=optimizer, **options) as countoff:
         for epoch in epochs_of(loader, 3):
-            for number, batch in enumerate(loader):
+            for number, batch in enumerate(countoff.train(loader)):
                 train_on(model, optimizer, batch)
                 if agreed(own_rank() == 1 and number == 2 + epoch):
                     break
@@ -122,7 +123,7 @@ def return_out_of_two_loops(options):
     def fit():
         steps = 0
         for _ in epochs_of(loader, 9):
-            for batch in loader:
+            for batch in countoff.train(loader):
                 train_on(model, optimizer, batch)
                 steps += 1
                 if steps == 13:
@@ -130,7 +131,7 @@ def return_out_of_two_loops(options):
 
     model, loader = ddp(), sharded()
     optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, **options):
+    with Countoff(optimizer=optimizer, **options) as countoff:
         fit()
         fit()
     return model
@@ -138,12 +139,12 @@ def return_out_of_two_loops(options):
 
 @healthy()
 def two_passes_in_step(options):
-    """The loop takes pairs of batches from two passes over one loader at once."""
+    """The loop takes pairs of batches from two passes over one loader at once, and counts both."""
     model, loader = ddp(), with_workers(own_batches(8), batch_size=None, shuffle=True)
     optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, **options):
+    with Countoff(optimizer=optimizer, **options) as countoff:
         for _ in range(2):
-            for first, second in zip(loader, loader, strict=True):
+            for first, second in zip(countoff.train(loader), countoff.train(loader), strict=True):
                 (loss_of(model, first) + loss_of(model, second)).backward()
                 optimizer.step()
                 optimizer.zero_grad()
@@ -152,12 +153,12 @@ def two_passes_in_step(options):
 
 @healthy(even=True)
 def labelled_and_unlabelled(options):
-    """The attached loader is zipped with a longer one that nobody watches."""
+    """The counted pass is zipped with a longer loader, which is not counted."""
     model, loader, more = ddp(), sharded(64), sharded(160, seed=3)
     optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, **options):
+    with Countoff(optimizer=optimizer, **options) as countoff:
         for _ in epochs_of(loader):
-            for labelled, (extra, _) in zip(loader, more, strict=False):
+            for labelled, (extra, _) in zip(countoff.train(loader), more, strict=False):
                 (loss_of(model, labelled) + model(extra).square().mean()).backward()
                 optimizer.step()
                 optimizer.zero_grad()
@@ -169,9 +170,9 @@ def all_batches_in_a_list(options):
     """The loader is read into a list at the start of each epoch, and the list is trained on in reverse."""
     model, loader = ddp(), sharded()
     optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, **options):
+    with Countoff(optimizer=optimizer, **options) as countoff:
         for _ in epochs_of(loader):
-            for batch in reversed(list(loader)):
+            for batch in reversed(list(countoff.train(loader))):
                 train_on(model, optimizer, batch)
     return model
 
@@ -181,10 +182,10 @@ def read_once_and_trained_often(options):
     """The loader is read once, and many epochs are trained on the copy."""
     model, loader = ddp(), sharded()
     optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, **options):
+    with Countoff(optimizer=optimizer, **options) as countoff:
         batches = list(loader)
         for _ in range(3):
-            for batch in batches:
+            for batch in countoff.train(batches):
                 train_on(model, optimizer, batch)
     return model
 
@@ -209,9 +210,9 @@ def prefetcher_of_one_batch(options):
 
     model, loader = ddp(), sharded()
     optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, **options):
+    with Countoff(optimizer=optimizer, **options) as countoff:
         for _ in epochs_of(loader):
-            prefetcher = Prefetcher(loader)
+            prefetcher = Prefetcher(countoff.train(loader))
             while (batch := prefetcher.next()) is not None:
                 train_on(model, optimizer, batch)
     return model
@@ -222,10 +223,10 @@ def window_of_batches(options):
     """A deque holds the last three batches, and each step trains on all of them."""
     model, loader = ddp(), sharded()
     optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, **options):
+    with Countoff(optimizer=optimizer, **options) as countoff:
         for _ in epochs_of(loader):
             window = deque(maxlen=3)
-            for batch in loader:
+            for batch in countoff.train(loader):
                 window.append(batch)
                 sum(loss_of(model.module, each) for each in list(window)[:-1])
                 train_on(model, optimizer, batch)
@@ -241,9 +242,9 @@ def batches_through_map(options):
     """The loop iterates a lazy map over the loader, which moves and scales each batch."""
     model, loader = ddp(), sharded()
     optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, **options):
+    with Countoff(optimizer=optimizer, **options) as countoff:
         for _ in epochs_of(loader):
-            for batch in map(_doubled, loader):
+            for batch in map(_doubled, countoff.train(loader)):
                 train_on(model, optimizer, batch)
     return model
 
@@ -264,51 +265,13 @@ def progress_bar_around_the_loader(options):
     model, loader = ddp(), sharded()
     optimizer = sgd(model)
     shown = []
-    with attach(train=loader, optimizer=optimizer, **options):
+    with Countoff(optimizer=optimizer, **options) as countoff:
         for _ in epochs_of(loader):
-            bar = Bar(loader)
+            bar = Bar(countoff.train(loader))
             for batch in bar:
                 train_on(model, optimizer, batch)
             shown.append((bar.shown, bar.total))
     return model, shown
-
-
-@healthy()
-def one_batch_for_a_picture(options):
-    """Each rank takes the first batch of the attached loader before it trains."""
-    model, loader = ddp(), sharded()
-    optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, **options):
-        inputs, _ = next(iter(loader))
-        train(model, optimizer, loader)
-    return model, inputs.mean()
-
-
-@healthy()
-def look_on_the_first_rank(options):
-    """Rank 0 alone looks at the first batch of the attached loader, keeps the iterator, and looks at it again."""
-    model, loader = ddp(), sharded()
-    optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, **options):
-        if own_rank() == 0:
-            kept = iter(loader)
-            next(kept)
-            next(iter(loader))
-        train(model, optimizer, loader)
-    return model
-
-
-@healthy()
-def picture_on_the_first_rank(options):
-    """Rank 0 alone takes the first batch of an equal loader, which is not attached, before and after training."""
-    model, loader = ddp(), sharded()
-    optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, **options):
-        for epoch in range(2):
-            if own_rank() == 0:
-                next(iter(DataLoader(loader.dataset, batch_size=4)))
-            train(model, optimizer, loader, 1, start=epoch)
-    return model
 
 
 @healthy(even=True)
@@ -317,9 +280,9 @@ def iterator_asked_after_its_end(options):
     model, loader = ddp(), sharded()
     optimizer = sgd(model)
     ends = 0
-    with attach(train=loader, optimizer=optimizer, **options):
+    with Countoff(optimizer=optimizer, **options) as countoff:
         for _ in epochs_of(loader):
-            iterator = iter(loader)
+            iterator = iter(countoff.train(loader))
             for batch in iterator:
                 train_on(model, optimizer, batch)
             for _ in range(3):
@@ -331,8 +294,8 @@ def iterator_asked_after_its_end(options):
 def length_of_the_iterator(options):
     """The program asks the iterator for its length."""
     loader = sharded()
-    with attach(train=loader, **options):
-        iterator = iter(loader)
+    with Countoff(**options) as countoff:
+        iterator = iter(countoff.train(loader))
         return [len(iterator), sum(1 for _ in iterator)]
 
 
@@ -341,9 +304,9 @@ def iterator_of_an_iterator(options):
     """The loop calls iter on an iterator that has already given two batches."""
     model, loader = ddp(), sharded()
     optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, **options):
+    with Countoff(optimizer=optimizer, **options) as countoff:
         for _ in epochs_of(loader):
-            iterator = iter(loader)
+            iterator = iter(countoff.train(loader))
             train_on(model, optimizer, next(iterator))
             train_on(model, optimizer, next(iterator))
             for batch in iter(iterator):
@@ -355,90 +318,94 @@ def iterator_of_an_iterator(options):
 def no_optimizer_at_all(options):
     """Features are extracted with gradients disabled, and nothing is trained."""
     model, loader = network().eval(), sharded()
-    with attach(train=loader, **options), torch.no_grad():
-        return [model(inputs) for _ in range(2) for inputs, _ in loader]
+    with Countoff(**options) as countoff, torch.no_grad():
+        return [model(inputs) for _ in range(2) for inputs, _ in countoff.train(loader)]
 
 
 @healthy()
 def no_epoch_at_all(options):
     """The run has nothing left to train: its loop has no epoch."""
     model, loader = ddp(), sharded()
-    with attach(train=loader, optimizer=sgd(model), epochs=0, **options):
-        train(model, sgd(model), loader, 0)
+    with Countoff(optimizer=sgd(model), epochs=0, **options) as countoff:
+        train(countoff, model, sgd(model), loader, 0)
     return model
 
 
 @healthy(even=True)
 def phases_with_loaders_of_their_own(options):
-    """Three phases follow each other, each with a loader, an optimizer and a handle of its own."""
+    """Three phases follow each other, each with a loader, an optimizer and a Countoff of its own."""
     model = ddp()
     counts = []
     for phase in range(3):
         loader, optimizer = sharded(32 + 16 * phase, 4, seed=phase), sgd(model, 0.1 / (1 + phase))
-        with attach(train=loader, optimizer=optimizer, **options):
-            counts += train(model, optimizer, loader)
+        with Countoff(optimizer=optimizer, **options) as countoff:
+            counts += train(countoff, model, optimizer, loader)
     return model, counts
 
 
 @healthy()
-def trains_on_after_detach(options):
-    """The handle is detached in the middle of an epoch, and ranks then read different numbers of batches."""
+def trains_on_after_the_end(options):
+    """The fit is closed in the middle of an epoch, and ranks then read different numbers of batches."""
     model, loader = ddp(), sharded()
     optimizer = sgd(model)
-    handle = attach(train=loader, optimizer=optimizer, **options)
-    train(model, optimizer, loader)
+    countoff = Countoff(optimizer=optimizer, **options)
+    train(countoff, model, optimizer, loader)
     loader.sampler.set_epoch(2)
-    for number, batch in enumerate(loader):
+    for number, batch in enumerate(countoff.train(loader)):
         train_on(model, optimizer, batch)
         if number == 3:
-            handle.detach()
+            countoff.close()
     extra = [batch for _, batch in zip(range(1 + own_rank()), loader, strict=False)]
     return model, len(extra)
 
 
 @healthy()
-def attached_between_epochs(options):
-    """The first epoch is trained before attach is called."""
+def counted_from_the_second_epoch(options):
+    """The first epoch is trained before anything is counted."""
     model, loader = ddp(), sharded()
     optimizer = sgd(model)
-    train(model, optimizer, loader, 1)
-    with attach(train=loader, optimizer=optimizer, start_epoch=1, **options):
-        train(model, optimizer, loader, start=1)
+    for batch in loader:
+        train_on(model, optimizer, batch)
+    with Countoff(optimizer=optimizer, **options) as countoff:
+        for epoch in epochs_of(loader, start=1):
+            for batch in countoff.train(loader, epoch=epoch):
+                train_on(model, optimizer, batch)
     return model
 
 
 @healthy()
 def loader_made_for_each_epoch(options):
-    """Every epoch makes a loader and attaches it."""
+    """Every epoch makes a loader and a Countoff."""
     model = ddp()
     optimizer = sgd(model)
     for epoch in range(3):
         loader = sharded(64, seed=epoch)
-        with attach(train=loader, optimizer=optimizer, start_epoch=epoch, **options):
-            train(model, optimizer, loader, 1)
+        with Countoff(optimizer=optimizer, **options) as countoff:
+            for batch in countoff.train(loader, epoch=epoch):
+                train_on(model, optimizer, batch)
     return model
 
 
 @healthy()
 def counted_generator(options):
-    """The batches come from a generator, in counted."""
+    """The batches come from a generator."""
     model = ddp()
     optimizer = sgd(model)
-    with attach(optimizer=optimizer, **options) as handle:
-        for batch in handle.counted(batch for batch in own_batches(9)):
+    with Countoff(optimizer=optimizer, **options) as countoff:
+        for batch in countoff.train(batch for batch in own_batches(9)):
             train_on(model, optimizer, batch)
     return model
 
 
 @healthy(even=True)
 def counted_list(options):
-    """The batches are a plain list, in counted, and each pass over it is an epoch."""
+    """The batches are a plain list, and each pass over it is an epoch."""
     model = ddp()
     optimizer = sgd(model)
-    with attach(optimizer=optimizer, **options) as handle:
-        batches = handle.counted(own_batches(7))
+    with Countoff(optimizer=optimizer, **options) as countoff:
+        batches = own_batches(7)
         for _ in range(3):
-            for batch in batches:
+            for batch in countoff.train(batches):
                 train_on(model, optimizer, batch)
     return model
 
@@ -448,12 +415,12 @@ def counted_function(options):
     """A function that returns the next batch is called for each of four micro-batches of a step."""
     model = ddp()
     optimizer = sgd(model)
-    source = iter(own_batches(24))
-    with attach(optimizer=optimizer, gradient_accumulation_steps=4, batch_size=4, **options) as handle:
-        next_batch = handle.counted(lambda: next(source))
+    source = itertools.cycle(own_batches(24))
+    with Countoff(optimizer=optimizer, gradient_accumulation_steps=4, batch_size=4, **options) as countoff:
+        batches = countoff.train(iter(partial(next, source), None))
         for _ in range(6):
             for _ in range(4):
-                loss_of(model, next_batch()).backward()
+                loss_of(model, next(batches)).backward()
             optimizer.step()
             optimizer.zero_grad()
     return model
@@ -464,9 +431,9 @@ def one_slow_rank(options):
     """Rank 1 sleeps in each batch, and no collective holds the ranks together."""
     model, loader = network(), sharded(48)
     optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, **options):
+    with Countoff(optimizer=optimizer, **options) as countoff:
         for _ in epochs_of(loader):
-            for batch in loader:
+            for batch in countoff.train(loader):
                 train_on(model, optimizer, batch)
                 time.sleep(0.05 * own_rank())
     return model
@@ -478,8 +445,8 @@ def many_tiny_batches(options):
     model, loader = ddp(), Listed(own_batches(50) * 60)
     optimizer = sgd(model, 0.01)
     count = 0
-    with attach(train=loader, optimizer=optimizer, **options):
-        for batch in loader:
+    with Countoff(optimizer=optimizer, **options) as countoff:
+        for batch in countoff.train(loader):
             count += 1
             if count % 30 == 0:
                 train_on(model, optimizer, batch)
@@ -494,9 +461,9 @@ def rank_with_smaller_batches(options):
     loader = DataLoader(TensorDataset(inputs[mine], labels[mine]), batch_size=6 if own_rank() == 0 else 2)
     model = ddp()
     optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, levels={"PlanMismatch": "off"}, **options):
+    with Countoff(optimizer=optimizer, levels={"PlanMismatch": "off"}, **options) as countoff:
         for _ in range(2):
-            for batch in loader:
+            for batch in countoff.train(loader):
                 (loss_of(model, batch) * len(batch[0]) / 4).backward()
                 optimizer.step()
                 optimizer.zero_grad()
@@ -509,9 +476,9 @@ def barrier_in_each_batch(options):
     model, loader = ddp(), sharded(32)
     optimizer = sgd(model)
     gathered = []
-    with attach(train=loader, optimizer=optimizer, **options):
+    with Countoff(optimizer=optimizer, **options) as countoff:
         for _ in epochs_of(loader):
-            for batch in loader:
+            for batch in countoff.train(loader):
                 train_on(model, optimizer, batch)
                 dist.barrier()
             everything = [None, None]
@@ -525,8 +492,8 @@ def three_ranks(options):
     """Three ranks share a dataset that three does not divide."""
     model, loader = ddp(), sharded(64)
     optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, **options):
-        return train(model, optimizer, loader), model
+    with Countoff(optimizer=optimizer, **options) as countoff:
+        return train(countoff, model, optimizer, loader), model
 
 
 @healthy()
@@ -534,8 +501,8 @@ def optimizer_with_a_step_of_zero(options):
     """The learning rate is zero in the first epoch, so that the weights do not move."""
     model, loader = ddp(), sharded()
     optimizer = sgd(model, 0.0)
-    with attach(train=loader, optimizer=optimizer, **options):
-        train(model, optimizer, loader, 1)
+    with Countoff(optimizer=optimizer, **options) as countoff:
+        train(countoff, model, optimizer, loader, 1)
         optimizer.param_groups[0]["lr"] = 0.1
-        train(model, optimizer, loader, 1, start=1)
+        train(countoff, model, optimizer, loader, 1, start=1)
     return model

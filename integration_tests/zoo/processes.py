@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.utils.data import DistributedSampler
 
-from countoff.torch import attach
+from countoff.torch import Countoff
 from integration_tests.jobs import own_rank
 from integration_tests.zoo.inside import note
 from integration_tests.zoo.parts import dataset, ddp, epochs_of, network, sgd, sharded, train, train_on, with_workers
@@ -22,10 +22,10 @@ def _fit(options, child, epochs=2):
     """Trains, and lets rank 0 fork a child in each epoch; returns how the children have ended."""
     model, loader = ddp(), sharded()
     optimizer = sgd(model)
-    attach(train=loader, optimizer=optimizer, **options)
+    countoff = Countoff(optimizer=optimizer, **options)
     endings = []
     for epoch in epochs_of(loader, epochs):
-        for number, batch in enumerate(loader):
+        for number, batch in enumerate(countoff.train(loader)):
             train_on(model, optimizer, batch)
             if own_rank() == 0 and number == 3:
                 process = os.fork()
@@ -103,16 +103,16 @@ def _ending_as_a_script(child):
 
 
 @healthy(alone=True)
-def attached_before_the_fork(options):
-    """A child that was forked before attach lives as long as the rank, and is ended by it."""
+def child_forked_before_the_fit(options):
+    """A child that was forked before the fit lives as long as the rank, and is ended by it."""
     process = os.fork()
     if process == 0:
         signal.pause()
         os._exit(0)
     model, loader = ddp(), sharded()
     optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, **options):
-        counts = train(model, optimizer, loader)
+    with Countoff(optimizer=optimizer, **options) as countoff:
+        counts = train(countoff, model, optimizer, loader)
     os.kill(process, signal.SIGTERM)
     return counts, model, os.waitpid(process, 0)[1]
 
@@ -123,9 +123,9 @@ def program_in_each_epoch(options):
     model, loader = ddp(), sharded(32)
     optimizer = sgd(model)
     printed = []
-    with attach(train=loader, optimizer=optimizer, **options):
+    with Countoff(optimizer=optimizer, **options) as countoff:
         for epoch in range(2):
-            train(model, optimizer, loader, 1, start=epoch)
+            train(countoff, model, optimizer, loader, 1, start=epoch)
             printed.append(subprocess.run(["echo", str(epoch)], capture_output=True, text=True, check=True).stdout)
             printed.append(subprocess.run(["false"], check=False).returncode)
     return model, printed
@@ -136,11 +136,11 @@ def pool_of_processes(options):
     """A pool of forked processes computes something beside the loop."""
     model, loader = ddp(), sharded(32)
     optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, **options):
-        train(model, optimizer, loader, 1)
+    with Countoff(optimizer=optimizer, **options) as countoff:
+        train(countoff, model, optimizer, loader, 1)
         with multiprocessing.get_context("fork").Pool(2) as pool:
             results = pool.map(abs, [-1, -2, -3])
-        train(model, optimizer, loader, 1, start=1)
+        train(countoff, model, optimizer, loader, 1, start=1)
     return model, results
 
 
@@ -155,8 +155,8 @@ def queue_of_a_process(options):
     process.start()
     model = ddp()
     optimizer = sgd(model)
-    with attach(optimizer=optimizer, batch_size=1, **options) as handle:
-        for index in handle.counted(iter(indices.get, None)):
+    with Countoff(optimizer=optimizer, batch_size=1, **options) as countoff:
+        for index in countoff.train(iter(indices.get, None)):
             inputs, label = data[index]
             train_on(model, optimizer, (inputs[None], label[None]))
     process.join()
@@ -174,9 +174,9 @@ def loader_with_workers_left(options):
     """The loop leaves a loader with workers after two batches of each epoch, on all ranks."""
     model, loader = ddp(), sharded(64, num_workers=2)
     optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, **options):
+    with Countoff(optimizer=optimizer, **options) as countoff:
         for _ in epochs_of(loader):
-            for number, batch in enumerate(loader):
+            for number, batch in enumerate(countoff.train(loader)):
                 train_on(model, optimizer, batch)
                 if number == 1:
                     break
@@ -192,9 +192,9 @@ def handlers_of_signals(options):
     signal.setitimer(signal.ITIMER_REAL, 0.2)
     model, loader = ddp(), sharded()
     optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, **options):
+    with Countoff(optimizer=optimizer, **options) as countoff:
         for _ in epochs_of(loader):
-            for batch in loader:
+            for batch in countoff.train(loader):
                 train_on(model, optimizer, batch)
                 time.sleep(0.05)
     os.kill(os.getpid(), signal.SIGTERM)
@@ -206,11 +206,11 @@ def other_working_directory(options):
     """The program changes its directory and closes its standard input within the loop."""
     model, loader = ddp(), sharded()
     optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, **options):
-        train(model, optimizer, loader, 1)
+    with Countoff(optimizer=optimizer, **options) as countoff:
+        train(countoff, model, optimizer, loader, 1)
         os.makedirs(f"own{own_rank()}")
         os.chdir(f"own{own_rank()}")
         os.close(0)
-        counts = train(model, optimizer, loader, 1, start=1)
+        counts = train(countoff, model, optimizer, loader, 1, start=1)
     note(os.path.basename(os.getcwd()))
     return counts, model

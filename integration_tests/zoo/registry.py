@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Final
 
-from integration_tests.unattached import COUNTING
-
 Function = Callable[[Mapping[str, Any]], Any]
 MODES: Final[Mapping[str, Mapping[str, Any]]] = {
     "off": {"enabled": False},
@@ -15,17 +13,13 @@ MODES: Final[Mapping[str, Mapping[str, Any]]] = {
     "on": {},
     "stop": {"uneven_train": "stop"},
     "repeat": {"uneven_train": "repeat"},
-    "own": {"enabled": False},
 }
-"""The options that a program gets.
-
-"again" is for a program that may not be the same each time without countoff. With "own", countoff counts the loop
-by itself, as in a program of Accelerate's that does not mention it.
-"""
+"""The options that a program gets. "again" is for one that may not be the same each time without countoff."""
 FAMILIES: Final[Mapping[str, str]] = {
     "plain_loops": "torch",
     "threads": "torch",
     "retries": "torch",
+    "lives": "torch",
     "loaders": "torch",
     "libraries": "torch",
     "batches": "torch",
@@ -98,8 +92,7 @@ def healthy(
     """
 
     def add(function: Function) -> Function:
-        found = ("own",) if FAMILIES[function.__module__.rpartition(".")[2]] in COUNTING else ()
-        modes = ("off", "on", *(("stop", "repeat") if even else ()), *found)
+        modes = ("off", "on", *(("stop", "repeat") if even else ()))
         program = Program(function, modes, ranks, alone, nightly, needs)
         if not function.__doc__:
             raise ValueError(f"{program.name} needs a docstring: one sentence that says what is odd about it")

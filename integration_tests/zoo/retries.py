@@ -6,7 +6,7 @@ import time
 import torch
 from torch.utils.data import Dataset, DistributedSampler
 
-from countoff.torch import attach
+from countoff.torch import Countoff
 from integration_tests.jobs import own_rank
 from integration_tests.zoo.parts import (
     Listed,
@@ -62,9 +62,9 @@ def corrupt_batch_left_out(options):
     model, loader = ddp(), _ordered(PartlyCorrupt({10, 11}))
     optimizer = sgd(model)
     count = 0
-    with attach(train=loader, optimizer=optimizer, **options):
+    with Countoff(optimizer=optimizer, **options) as countoff:
         for _ in range(2):
-            for batch in _skipping(iter(loader), ValueError):
+            for batch in _skipping(iter(countoff.train(loader)), ValueError):
                 train_on(model, optimizer, batch)
                 count += 1
     return model, count
@@ -76,8 +76,8 @@ def corrupt_batch_of_a_worker(options):
     model, loader = ddp(), _ordered(PartlyCorrupt({10, 11}), num_workers=2)
     optimizer = sgd(model)
     count = 0
-    with attach(train=loader, optimizer=optimizer, **options):
-        for batch in _skipping(iter(loader), ValueError):
+    with Countoff(optimizer=optimizer, **options) as countoff:
+        for batch in _skipping(iter(countoff.train(loader)), ValueError):
             train_on(model, optimizer, batch)
             count += 1
     return model, count
@@ -105,9 +105,9 @@ def storage_that_is_asked_twice(options):
 
     model, loader = ddp(), Slow(own_batches(9))
     optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, **options):
+    with Countoff(optimizer=optimizer, **options) as countoff:
         for _ in range(2):
-            for batch in _skipping(iter(loader), TimeoutError):
+            for batch in _skipping(iter(countoff.train(loader)), TimeoutError):
                 train_on(model, optimizer, batch)
     return model
 
@@ -117,9 +117,9 @@ def error_in_each_body(options):
     """The body of the loop raises and catches an error of its own in each batch."""
     model, loader = ddp(), sharded()
     optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, **options):
+    with Countoff(optimizer=optimizer, **options) as countoff:
         for _ in epochs_of(loader):
-            for batch in loader:
+            for batch in countoff.train(loader):
                 with contextlib.suppress(KeyError):
                     train_on(model, optimizer, batch)
                     raise KeyError("no such metric")
@@ -132,12 +132,12 @@ def epoch_begun_again_after_an_error(options):
     model, loader = ddp(), sharded()
     optimizer = sgd(model)
     tries = 0
-    with attach(train=loader, optimizer=optimizer, **options):
+    with Countoff(optimizer=optimizer, **options) as countoff:
         for epoch in range(2):
             while True:
                 try:
                     loader.sampler.set_epoch(epoch + 10 * tries)
-                    for number, batch in enumerate(loader):
+                    for number, batch in enumerate(countoff.train(loader)):
                         train_on(model, optimizer, batch)
                         if number == 3 and tries < 2:
                             raise FloatingPointError("the loss is not finite")
@@ -149,13 +149,13 @@ def epoch_begun_again_after_an_error(options):
 
 @healthy(even=True)
 def fit_repeated_with_smaller_batches(options):
-    """An error leaves the attached context on all ranks, is caught, and the fit begins again with a smaller batch."""
+    """An error leaves the context on all ranks, is caught, and the fit begins again with a smaller batch."""
     for batch_size in (16, 8, 4):
         model, loader = ddp(), sharded(64, batch_size)
         optimizer = sgd(model)
         try:
-            with attach(train=loader, optimizer=optimizer, **options):
-                for batch in loader:
+            with Countoff(optimizer=optimizer, **options) as countoff:
+                for batch in countoff.train(loader):
                     if batch_size > 4:
                         raise RuntimeError("CUDA out of memory.")
                     train_on(model, optimizer, batch)
@@ -173,8 +173,8 @@ def fit_repeated_later_on_one_rank(options):
         model, loader = network(), sharded(64, batch_size)
         optimizer = sgd(model)
         try:
-            with attach(train=loader, optimizer=optimizer, **options):
-                for number, batch in enumerate(loader):
+            with Countoff(optimizer=optimizer, **options) as countoff:
+                for number, batch in enumerate(countoff.train(loader)):
                     if batch_size > 4 and number == 1:
                         time.sleep(3 * own_rank())
                         raise MemoryError("out of memory")
@@ -193,8 +193,8 @@ def fit_left_by_a_caught_exit(options):
         model, loader = ddp(fit), sharded()
         optimizer = sgd(model)
         try:
-            with attach(train=loader, optimizer=optimizer, **options):
-                for number, batch in enumerate(loader):
+            with Countoff(optimizer=optimizer, **options) as countoff:
+                for number, batch in enumerate(countoff.train(loader)):
                     train_on(model, optimizer, batch)
                     if fit == 0 and number == 2:
                         raise SystemExit("enough")
@@ -209,15 +209,15 @@ def keyboard_interrupt_caught(options):
     """All ranks raise KeyboardInterrupt after the same batch, catch it, and save their weights."""
     model, loader = ddp(), sharded()
     optimizer = sgd(model)
-    handle = attach(train=loader, optimizer=optimizer, **options)
+    countoff = Countoff(optimizer=optimizer, **options)
     try:
-        for number, batch in enumerate(loader):
+        for number, batch in enumerate(countoff.train(loader)):
             train_on(model, optimizer, batch)
             if number == 4:
                 raise KeyboardInterrupt
     except KeyboardInterrupt:
         torch.save(model.state_dict(), f"interrupted{own_rank()}.pt")
-    handle.detach()
+    countoff.close()
     return torch.load(f"interrupted{own_rank()}.pt")
 
 
@@ -228,8 +228,8 @@ def stop_iteration_out_of_a_body(options):
     optimizer = sgd(model)
     extras = iter([1, 2, 3])
     left_out = 0
-    with attach(train=loader, optimizer=optimizer, **options):
-        for batch in loader:
+    with Countoff(optimizer=optimizer, **options) as countoff:
+        for batch in countoff.train(loader):
             try:
                 next(extras)
             except StopIteration:
@@ -243,8 +243,8 @@ def non_finite_step_left_out_by_all(options):
     """All ranks leave out an optimizer step, because the loss of one is not a number."""
     model, loader = network(), Listed(own_batches(8))
     optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, **options):
-        for number, batch in enumerate(loader):
+    with Countoff(optimizer=optimizer, **options) as countoff:
+        for number, batch in enumerate(countoff.train(loader)):
             loss = loss_of(model, batch)
             loss.backward()
             if number != 3:
@@ -258,7 +258,7 @@ def generator_thrown_into(options):
     """The loop throws an error into a generator around the loader, which catches it and gives the next batch."""
 
     def patient():
-        for batch in loader:
+        for batch in countoff.train(loader):
             while True:
                 try:
                     yield batch
@@ -268,7 +268,7 @@ def generator_thrown_into(options):
 
     model, loader = ddp(), sharded()
     optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, **options):
+    with Countoff(optimizer=optimizer, **options) as countoff:
         batches = patient()
         for number, batch in enumerate(batches):
             train_on(model, optimizer, batch)
@@ -293,10 +293,10 @@ def first_batch_read_until_it_works(options):
     model, loader = ddp(), Flaky(own_batches(6))
     optimizer = sgd(model)
     tries = 0
-    with attach(train=loader, optimizer=optimizer, **options):
+    with Countoff(optimizer=optimizer, **options) as countoff:
         while True:
             try:
-                counts = train(model, optimizer, loader, 2)
+                counts = train(countoff, model, optimizer, loader, 2)
                 break
             except ConnectionError:
                 tries += 1

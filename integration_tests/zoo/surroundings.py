@@ -16,15 +16,13 @@ from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader
 
-from countoff.torch import attach
+from countoff.torch import Countoff
 from integration_tests.jobs import own_rank
 from integration_tests.zoo.parts import (
     Listed,
     Unsized,
     ddp,
-    epochs_of,
     loss_of,
     network,
     own_batches,
@@ -60,8 +58,8 @@ class Called(TorchFunctionMode):
 def dispatch_mode(options):
     """A mode counts the operations that reach the dispatcher while the loop runs."""
     model, loader = ddp(), Listed(own_batches())
-    with attach(train=loader, **options), Dispatched() as counted:
-        for batch in loader:
+    with Countoff(**options) as countoff, Dispatched() as counted:
+        for batch in countoff.train(loader):
             loss_of(model.module, batch)
     return counted.count
 
@@ -70,8 +68,8 @@ def dispatch_mode(options):
 def function_mode(options):
     """A mode counts the calls of torch's functions while the loop runs."""
     model, loader = ddp(), Listed(own_batches())
-    with attach(train=loader, **options), Called() as counted:
-        for batch in loader:
+    with Countoff(**options) as countoff, Called() as counted:
+        for batch in countoff.train(loader):
             loss_of(model.module, batch)
     return counted.count
 
@@ -83,14 +81,14 @@ def profiler_around_the_loop(options):
     optimizer = sgd(model)
     steps = []
     with (
-        attach(train=loader, optimizer=optimizer, **options),
+        Countoff(optimizer=optimizer, **options) as countoff,
         profile(
             activities=[ProfilerActivity.CPU],
             schedule=schedule(wait=1, warmup=1, active=2),
             on_trace_ready=lambda profiler: steps.append(profiler.step_num),
         ) as profiler,
     ):
-        for batch in loader:
+        for batch in countoff.train(loader):
             train_on(model, optimizer, batch)
             profiler.step()
     return model, steps
@@ -101,8 +99,8 @@ def inference_mode(options):
     """The whole program runs under inference mode, and trains nothing."""
     with torch.inference_mode():
         model, loader = network().eval(), sharded(32)
-        with attach(train=loader, **options):
-            return [model(inputs) for inputs, _ in loader]
+        with Countoff(**options) as countoff:
+            return [model(inputs) for inputs, _ in countoff.train(loader)]
 
 
 @healthy(alone=True)
@@ -111,8 +109,8 @@ def deterministic_algorithms(options):
     torch.use_deterministic_algorithms(True)
     model, loader = ddp(), sharded()
     optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, model=model, weights_every=4, **options):
-        return train(model, optimizer, loader), model
+    with Countoff(optimizer=optimizer, model=model, weights_every=4, **options) as countoff:
+        return train(countoff, model, optimizer, loader), model
 
 
 @healthy(alone=True, nightly=True)
@@ -122,8 +120,8 @@ def another_default_type(options):
     model = torch.nn.parallel.DistributedDataParallel(network())
     loader = Listed([(inputs.double(), labels) for inputs, labels in own_batches()])
     optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, model=model, **options):
-        return train(model, optimizer, loader), model
+    with Countoff(optimizer=optimizer, model=model, **options) as countoff:
+        return train(countoff, model, optimizer, loader), model
 
 
 @healthy()
@@ -131,8 +129,8 @@ def another_default_device(options):
     """The default device is the meta device while the loop runs, and each batch is on the CPU."""
     model, loader = ddp(), Listed(own_batches())
     optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, model=model, weights_every=4, **options):
-        for batch in loader:
+    with Countoff(optimizer=optimizer, model=model, weights_every=4, **options) as countoff:
+        for batch in countoff.train(loader):
             with torch.device("meta"):
                 torch.empty(3)
                 loss = loss_of(model, batch)
@@ -154,11 +152,11 @@ def anomaly_detection(options):
         return tensor
 
     with (
-        attach(train=loader, optimizer=optimizer, **options),
+        Countoff(optimizer=optimizer, **options) as countoff,
         torch.autograd.detect_anomaly(check_nan=True),
         torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
     ):
-        train(model, optimizer, loader)
+        train(countoff, model, optimizer, loader)
     return model, len(saved)
 
 
@@ -167,8 +165,8 @@ def recomputed_activations(options):
     """Each forward pass is recomputed in the backward pass, with the random state kept."""
     model, loader = ddp(), sharded()
     optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, model=model, **options):
-        for inputs, labels in loader:
+    with Countoff(optimizer=optimizer, model=model, **options) as countoff:
+        for inputs, labels in countoff.train(loader):
             hidden: Any = checkpoint(model.module, inputs, use_reentrant=False)
             loss = torch.nn.functional.cross_entropy(hidden, labels) + model(inputs).square().mean()
             loss.backward()
@@ -178,46 +176,13 @@ def recomputed_activations(options):
 
 
 @healthy()
-def deep_copy_of_the_loader(options):
-    """The loader is copied in the middle of an epoch, and rank 0 reads the copy."""
-    model, loader = ddp(), sharded()
-    optimizer = sgd(model)
-    count = 0
-    with attach(train=loader, optimizer=optimizer, **options):
-        for _ in epochs_of(loader):
-            for number, batch in enumerate(loader):
-                train_on(model, optimizer, batch)
-                if number == 3:
-                    other = copy.deepcopy(loader)
-                    count += len(other) + (len(list(copy.copy(other))) if own_rank() == 0 else 0)
-    return model, count
-
-
-@healthy()
-def pickle_of_the_loader(options):
-    """The loader is pickled in the middle of an epoch, and rank 1 reads what comes out."""
-    model, loader = ddp(), Listed(own_batches())
-    optimizer = sgd(model)
-    kinds = []
-    with attach(train=loader, optimizer=optimizer, **options):
-        for number, batch in enumerate(loader):
-            train_on(model, optimizer, batch)
-            if number == 3:
-                other = pickle.loads(pickle.dumps(loader))
-                kinds.append(type(other).__name__)
-                if own_rank() == 1:
-                    list(other)
-    return model, kinds
-
-
-@healthy()
 def model_and_optimizer_copied(options):
     """The model and the optimizer are copied and pickled in the middle of an epoch."""
     model, loader = ddp(), sharded()
     optimizer = sgd(model)
     sizes = []
-    with attach(train=loader, optimizer=optimizer, model=model, **options):
-        for number, batch in enumerate(loader):
+    with Countoff(optimizer=optimizer, model=model, **options) as countoff:
+        for number, batch in enumerate(countoff.train(loader)):
             train_on(model, optimizer, batch)
             if number == 3:
                 sizes.append(len(pickle.dumps(copy.deepcopy(model.module))))
@@ -238,11 +203,11 @@ def garbage_of_an_iterator(options):
 
     def warm_up():
         state = State()
-        state.own, state.iterator = state, iter(loader)
+        state.own, state.iterator = state, iter(countoff.train(loader))
         for _ in range(4):
             train_on(model, optimizer, next(state.iterator))
 
-    with attach(train=loader, optimizer=optimizer, **options):
+    with Countoff(optimizer=optimizer, **options) as countoff:
         warm_up()
         for number, batch in enumerate(other):
             train_on(model, optimizer, batch)
@@ -260,9 +225,9 @@ def collection_disabled(options):
         model, loader = ddp(), Listed(own_batches())
         optimizer = sgd(model)
         reference = weakref.ref(loader)
-        with attach(train=loader, optimizer=optimizer, **options) as handle:
-            train(model, optimizer, loader)
-        del loader, handle
+        with Countoff(optimizer=optimizer, **options) as countoff:
+            train(countoff, model, optimizer, loader)
+        del loader, countoff
         return model, reference() is None
     finally:
         gc.enable()
@@ -280,10 +245,10 @@ def tracer_of_the_interpreter(options):
     model, loader = ddp(), sharded(32)
     optimizer = sgd(model)
     before = sys.gettrace()
-    with attach(train=loader, optimizer=optimizer, **options):
+    with Countoff(optimizer=optimizer, **options) as countoff:
         sys.settrace(tracer)
         try:
-            train(model, optimizer, loader)
+            train(countoff, model, optimizer, loader)
         finally:
             sys.settrace(before)
     return model, len(calls)
@@ -296,8 +261,8 @@ def warnings_are_errors(options):
     optimizer = sgd(model)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with attach(train=loader, optimizer=optimizer, model=model, **options):
-            counts = train(model, optimizer, loader)
+        with Countoff(optimizer=optimizer, model=model, **options) as countoff:
+            counts = train(countoff, model, optimizer, loader)
     return model, counts
 
 
@@ -318,8 +283,8 @@ def logging_of_everything(options):
     try:
         model, loader = ddp(), sharded(32)
         optimizer = sgd(model)
-        with attach(train=loader, optimizer=optimizer, **options):
-            train(model, optimizer, loader)
+        with Countoff(optimizer=optimizer, **options) as countoff:
+            train(countoff, model, optimizer, loader)
     finally:
         root.removeHandler(handler)
         root.setLevel(level)
@@ -338,8 +303,8 @@ def hook_for_exceptions(options):
     try:
         model, loader = ddp(), sharded(32)
         optimizer = sgd(model)
-        with attach(train=loader, optimizer=optimizer, **options):
-            for batch in loader:
+        with Countoff(optimizer=optimizer, **options) as countoff:
+            for batch in countoff.train(loader):
                 train_on(model, optimizer, batch)
                 traceback.format_stack()
         return model, sys.excepthook is hook, seen
@@ -353,8 +318,8 @@ def subgroups_of_ranks(options):
     model, loader = ddp(), sharded(32)
     optimizer = sgd(model)
     sums = []
-    with attach(train=loader, optimizer=optimizer, **options):
-        for number, batch in enumerate(loader):
+    with Countoff(optimizer=optimizer, **options) as countoff:
+        for number, batch in enumerate(countoff.train(loader)):
             train_on(model, optimizer, batch)
             if number == 1:
                 group = dist.new_group([0, 1])
@@ -366,19 +331,20 @@ def subgroups_of_ranks(options):
 
 
 @healthy(even=True)
-def two_handles_at_once(options):
-    """A teacher and a student have a handle each, and are trained in turn within one loop."""
+def two_fits_at_once(options):
+    """A teacher and a student have a group and a Countoff each, and are trained in turn within one loop."""
     first, second = ddp(1), ddp(2)
     loader, other = sharded(64), sharded(64, seed=5)
     one, two = sgd(first), sgd(second)
+    groups = [dist.new_group([0, 1]) for _ in range(2)]
     with (
-        attach(train=loader, optimizer=one, **options),
-        attach(train=other, optimizer=two, **options),
+        Countoff(optimizer=one, group=groups[0], **options) as teacher,
+        Countoff(optimizer=two, group=groups[1], **options) as student,
     ):
         for epoch in range(2):
             loader.sampler.set_epoch(epoch)
             other.sampler.set_epoch(epoch)
-            for batch, further in zip(loader, other, strict=True):
+            for batch, further in zip(teacher.train(loader), student.train(other), strict=True):
                 train_on(first, one, batch)
                 train_on(second, two, further)
     return first, second
@@ -394,12 +360,12 @@ def modules_of_a_notebook(options):
         "def fit():\n"
         "    model, loader = ddp(), Own(own_batches())\n"
         "    optimizer = sgd(model)\n"
-        "    with attach(train=loader, optimizer=optimizer, **options):\n"
+        "    with Countoff(optimizer=optimizer, **options) as countoff:\n"
         "        for _ in range(2):\n"
-        "            for batch in loader: train_on(model, optimizer, batch)\n"
+        "            for batch in countoff.train(loader): train_on(model, optimizer, batch)\n"
         "    return model\n"
     )
-    names = {"ddp": ddp, "own_batches": own_batches, "sgd": sgd, "attach": attach, "train_on": train_on}
+    names = {"ddp": ddp, "own_batches": own_batches, "sgd": sgd, "Countoff": Countoff, "train_on": train_on}
     names["options"] = options
     exec(compile(text, "<cell 3>", "exec"), names)
     return names["fit"]()
@@ -411,8 +377,8 @@ def compiled_step(options):
     model, loader = network(), Unsized(own_batches())
     optimizer = sgd(model)
     step = torch.compile(lambda batch: loss_of(model, batch), backend="eager")
-    with attach(train=loader, optimizer=optimizer, **options):
-        for batch in loader:
+    with Countoff(optimizer=optimizer, **options) as countoff:
+        for batch in countoff.train(loader):
             step(batch).backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -425,19 +391,5 @@ def weights_that_are_compared(options):
     model, loader = ddp(), sharded()
     optimizer = sgd(model)
     extra = {} if options.get("enabled") is False else {"trace_dir": "trace", "weights_every": 4}
-    with attach(train=loader, optimizer=optimizer, model=model, **options, **extra):
-        return train(model, optimizer, loader), model
-
-
-@healthy()
-def second_loader_over_the_same_data(options):
-    """Another loader reads the same dataset for a preview in each tenth batch, on rank 0 alone."""
-    model, loader = ddp(), sharded(96)
-    optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, **options):
-        for _ in epochs_of(loader):
-            for number, batch in enumerate(loader):
-                train_on(model, optimizer, batch)
-                if own_rank() == 0 and number % 10 == 0:
-                    next(iter(DataLoader(loader.dataset, batch_size=8)))
-    return model
+    with Countoff(optimizer=optimizer, model=model, **options, **extra) as countoff:
+        return train(countoff, model, optimizer, loader), model

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from countoff.torch import attach
+from countoff.torch import Countoff
 from integration_tests.jobs import own_rank
 from integration_tests.zoo.parts import Listed, ddp, epochs_of, network, own_batches, sgd, sharded, train, train_on
 from integration_tests.zoo.registry import healthy
@@ -24,10 +24,10 @@ def queue_filled_by_a_thread(options):
     """A thread reads the loader into a queue, which is longer on rank 1, and the main thread trains."""
     model, loader = ddp(), sharded(1120)
     optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, **options):
+    with Countoff(optimizer=optimizer, **options) as countoff:
         for _ in epochs_of(loader):
             batches = queue.Queue(maxsize=4 + 3 * own_rank())
-            thread = threading.Thread(target=_fill, args=(loader, batches))
+            thread = threading.Thread(target=_fill, args=(countoff.train(loader), batches))
             thread.start()
             while (batch := batches.get()) is not None:
                 train_on(model, optimizer, batch)
@@ -40,13 +40,13 @@ def whole_epoch_read_by_a_thread(options):
     """A thread reads the next epoch while the main thread trains on the one before."""
     model, loader = ddp(), sharded(generator=torch.Generator())
     optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, **options), ThreadPoolExecutor(1) as pool:
-        reading = pool.submit(list, loader)
+    with Countoff(optimizer=optimizer, **options) as countoff, ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(list, countoff.train(loader))
         for epoch in range(3):
             batches = reading.result()
             if epoch < 2:
                 loader.sampler.set_epoch(epoch + 1)
-                reading = pool.submit(list, loader)
+                reading = pool.submit(list, countoff.train(loader))
             for batch in batches:
                 train_on(model, optimizer, batch)
     return model
@@ -74,8 +74,8 @@ def two_threads_take_batches(options):
 
     loader = Shared(own_batches(16))
     taken = []
-    with attach(train=loader, **options):
-        iterator = iter(loader)
+    with Countoff(**options) as countoff:
+        iterator = iter(countoff.train(loader))
         first_taken = threading.Barrier(2)
 
         def work():
@@ -97,22 +97,22 @@ def whole_training_in_a_thread(options):
     """The whole loop runs in a thread, and the main thread waits for it."""
     model, loader = ddp(), sharded()
     optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, **options):
-        thread = threading.Thread(target=train, args=(model, optimizer, loader))
+    with Countoff(optimizer=optimizer, **options) as countoff:
+        thread = threading.Thread(target=train, args=(countoff, model, optimizer, loader))
         thread.start()
         thread.join()
     return model
 
 
 @healthy(even=True)
-def attached_in_a_thread(options):
-    """A thread attaches, trains and detaches."""
+def whole_fit_in_a_thread(options):
+    """A thread makes the Countoff, trains, and closes it."""
     model, loader = ddp(), sharded()
 
     def work():
         optimizer = sgd(model)
-        with attach(train=loader, optimizer=optimizer, **options):
-            train(model, optimizer, loader)
+        with Countoff(optimizer=optimizer, **options) as countoff:
+            train(countoff, model, optimizer, loader)
 
     with ThreadPoolExecutor(1) as pool:
         pool.submit(work).result()
@@ -127,9 +127,9 @@ def writer_in_a_thread(options):
     lines, written = queue.Queue(), []
     thread = threading.Thread(target=lambda: written.extend(iter(lines.get, None)))
     thread.start()
-    with attach(train=loader, optimizer=optimizer, **options):
+    with Countoff(optimizer=optimizer, **options) as countoff:
         for epoch in epochs_of(loader):
-            for batch in loader:
+            for batch in countoff.train(loader):
                 lines.put((epoch, train_on(model, optimizer, batch)))
     lines.put(None)
     thread.join()
@@ -147,10 +147,10 @@ def other_training_in_a_thread(options):
         for batch in own_batches(10):
             train_on(own, own_optimizer, batch)
 
-    with attach(train=loader, optimizer=optimizer, **options):
+    with Countoff(optimizer=optimizer, **options) as countoff:
         thread = threading.Thread(target=probe if own_rank() == 0 else int)
         thread.start()
-        train(model, optimizer, loader)
+        train(countoff, model, optimizer, loader)
         thread.join()
     return model, own
 
@@ -160,9 +160,9 @@ def optimizer_step_in_a_thread(options):
     """The backward pass and the optimizer's step are done by a thread, batch by batch."""
     model, loader = ddp(), sharded()
     optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, **options), ThreadPoolExecutor(1) as pool:
+    with Countoff(optimizer=optimizer, **options) as countoff, ThreadPoolExecutor(1) as pool:
         for _ in epochs_of(loader):
-            for batch in loader:
+            for batch in countoff.train(loader):
                 pool.submit(train_on, model, optimizer, batch).result()
     return model
 
@@ -181,14 +181,14 @@ def asynchronous_loop(options):
 
     async def fit():
         for _ in epochs_of(loader):
-            for batch in loader:
+            for batch in countoff.train(loader):
                 train_on(model, optimizer, batch)
                 await asyncio.sleep(0)
 
     async def both():
         await asyncio.gather(fit(), beat())
 
-    with attach(train=loader, optimizer=optimizer, **options):
+    with Countoff(optimizer=optimizer, **options) as countoff:
         asyncio.run(both())
     return model, beats
 
@@ -200,7 +200,7 @@ def asynchronous_source(options):
     optimizer = sgd(model)
 
     async def batches():
-        iterator = iter(loader)
+        iterator = iter(countoff.train(loader))
         while (batch := await asyncio.to_thread(next, iterator, None)) is not None:
             yield batch
 
@@ -209,7 +209,7 @@ def asynchronous_source(options):
             async for batch in batches():
                 train_on(model, optimizer, batch)
 
-    with attach(train=loader, optimizer=optimizer, **options):
+    with Countoff(optimizer=optimizer, **options) as countoff:
         asyncio.run(fit())
     return model
 
@@ -219,9 +219,9 @@ def batches_over_a_pool(options):
     """A pool of threads maps over the loader, which one of them reads, and gives the batches in order."""
     model, loader = ddp(), sharded()
     optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, **options), ThreadPoolExecutor(3) as pool:
+    with Countoff(optimizer=optimizer, **options) as countoff, ThreadPoolExecutor(3) as pool:
         for _ in epochs_of(loader):
-            for batch in pool.map(lambda pair: (pair[0] * 2, pair[1]), loader):
+            for batch in pool.map(lambda pair: (pair[0] * 2, pair[1]), countoff.train(loader)):
                 train_on(model, optimizer, batch)
     return model
 
@@ -231,8 +231,8 @@ def iterator_made_by_another_thread(options):
     """A thread makes the iterator of each epoch, and the main thread takes the batches."""
     model, loader = ddp(), sharded()
     optimizer = sgd(model)
-    with attach(train=loader, optimizer=optimizer, **options), ThreadPoolExecutor(1) as pool:
+    with Countoff(optimizer=optimizer, **options) as countoff, ThreadPoolExecutor(1) as pool:
         for _ in epochs_of(loader):
-            for batch in pool.submit(iter, loader).result():
+            for batch in pool.submit(iter, countoff.train(loader)).result():
                 train_on(model, optimizer, batch)
     return model

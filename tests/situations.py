@@ -43,7 +43,6 @@ from countoff.core.protocol.rows import row
 from countoff.core.protocol.rule import Divergence
 from countoff.core.state import State
 from countoff.core.totals import Totals
-from countoff.core.verdict import Remedies
 from countoff.plan.readers import torchtitan_toml
 from tests.adapters import WORDS
 from tests.fake_store import FakeStore
@@ -51,7 +50,7 @@ from tests.fake_store import FakeStore
 EPOCH = "train epoch 0"
 ALL = tuple(WORDS)
 _COUNT_MICRO_BATCHES = ["torch", "accelerate", "transformers", "lightning", "fabric"]
-_COUNT_PASSES = ["torch", "accelerate", "transformers", "torchtitan", "lingua"]
+_COUNT_PASSES = ["torch", "accelerate", "transformers", "fabric", "torchtitan", "lingua"]
 _FRAMEWORKS = {"lightning": "Lightning", "composer": "Composer", "transformers": "the Trainer"}
 
 
@@ -70,7 +69,6 @@ class Situation:
         make: Makes the verdict, for an adapter.
         rows: What each rank has counted by then; none for what is printed without a table.
         adapters: The adapters in which it can happen.
-        words: The name of the words in the adapter's module.
     """
 
     kind: str
@@ -78,11 +76,10 @@ class Situation:
     make: Callable[[str], Verdict | None]
     rows: Sequence[Mapping[str, Any]] = ()
     adapters: Sequence[str] = ALL
-    words: str = "WORDS"
 
     def message(self, adapter: str, capsys: pytest.CaptureFixture[str]) -> str:
         """The message as rank 0 prints it, without the rank."""
-        remedies: Remedies = getattr(module_of(adapter), self.words).remedies
+        remedies = WORDS[adapter].remedies
         made = self.make(adapter)
         if made is None:  # it prints by itself
             return _plain(capsys)
@@ -174,7 +171,7 @@ PLANS: Mapping[str, tuple[Any, Any]] = {
 }
 _PLANNED = {
     "accelerate": {"batch_size", "gradient_accumulation_steps", "max_epochs", "max_steps", "position"},
-    "fabric": {"batch_size"},
+    "fabric": {"batch_size", "gradient_accumulation_steps", "position"},
     "lingua": {"batch_size", "gradient_accumulation_steps", "max_steps", "position"},
     "torchtitan": {"batch_size", "gradient_accumulation_steps", "max_steps", "position"},
     "torch": {"batch_size", "gradient_accumulation_steps", "position"},
@@ -744,19 +741,9 @@ def processes() -> Iterator[Situation]:
 
 
 def others() -> Iterator[Situation]:
-    def unseen(adapter: str) -> Verdict:
-        if adapter == "fabric":
-            return module_of("fabric").unseen_loader(64)
-        return _unseen(has_loader=True)
-
     def missing(adapter: str) -> None:
         print_warning(State(0, 2, Settings(), WORDS[adapter].remedies), late.goes_on_without([1]))
 
-    able = [adapter for adapter in ALL if "UnseenLoader" in WORDS[adapter].kinds]
-    yield Situation("UnseenLoader", "the loop iterates another loader", unseen, adapters=able)
-    watched = [adapter for adapter in able if adapter != "fabric"]
-    later = lambda _: _unseen(has_loader=True, first=False)  # noqa: E731  # as short as the others
-    yield Situation("UnseenLoader", "the loop goes on with another loader", later, adapters=watched)
     found = judge_versions({0: {"torch": "2.7.0"}, 1: {"torch": "2.8.0"}, 2: {"torch": "2.7.0"}})
     yield Situation("VersionMismatch", "another torch on one host", lambda _: found)
     yield from hosts_differ()
@@ -791,35 +778,6 @@ def hosts_differ() -> Iterator[Situation]:
         yield Situation("VersionMismatch", title, lambda _, case=case: judged(*case))
 
 
-def without_loaders() -> Iterator[Situation]:
-    """What `countoff.torch` says in a loop without a loader, where its remedies differ."""
-    with_loader = {
-        "a rank's train loader is short, on 2 ranks": "a rank's handle.counted(iterable) is short",
-        "all ranks read the same": "all ranks draw the same from a function",
-    }
-    for each in [*unevens(), *data()]:
-        if each.title in with_loader:
-            yield replace(each, title=with_loader[each.title], adapters=["torch"], words="WITHOUT_LOADER")
-    yield Situation(
-        "UnseenLoader",
-        "a loop without a loader counts nothing",
-        lambda _: _unseen(has_loader=False),
-        adapters=["torch"],
-        words="WITHOUT_LOADER",
-    )
-
-
-def _unseen(*, has_loader: bool, first: bool = True) -> Verdict:
-    passes = import_module("countoff._adapter.loader_passes")
-    warnings: list[Verdict] = []
-    guard = SimpleNamespace(warn=warnings.append)
-    found = passes.LoaderPasses(guard, epoch=0, exhausted=lambda: None, diverged=lambda: None)
-    found.has_loader, found.expects_train = has_loader, first
-    for _step in range(passes.UNSEEN_STEPS):
-        found.stepped()
-    return warnings[0]
-
-
 SITUATIONS: Sequence[Situation] = [
     *plans(),
     *unevens(),
@@ -838,5 +796,4 @@ SITUATIONS: Sequence[Situation] = [
     *schedules(),
     *processes(),
     *others(),
-    *without_loaders(),
 ]

@@ -29,7 +29,7 @@ the_rest = anything()
 """
 """What stands above the blocks of each page: what a program has imported that a reader adds to."""
 GIVEN = {
-    "docs/data-identity.md": "from countoff.torch import attach\nhandle = attach()\n",
+    "docs/data-identity.md": "from countoff.torch import Countoff\ncountoff = Countoff()\n",
     "docs/write-an-adapter.md": "from countoff.core import Guard\nguard: Guard = anything()\n",
 }
 """What a page says in words before its first block."""
@@ -41,11 +41,11 @@ path rollouts scheduler train train_loader train_state warmup_steps webhook worl
 """
 """Names of the reader's own program. Any other one has to be made or imported on its page."""
 WRONG = """\
-from countoff.torch import attach
-handle = attach(train=[])
-handle.uncount()
-attach(train_loader=[])
-attached(train=[])
+from countoff.torch import Countoff
+countoff = Countoff()
+countoff.uncount()
+Countoff(train_loader=[])
+CountOff()
 """
 """A page whose last three lines are wrong."""
 NOT_NONE = re.compile(r'"None"|[|] None" is not assignable to type "\w+"')
@@ -126,7 +126,7 @@ def test_names_and_arguments_on_a_page_exist(page: str, complaints: dict[str, li
 def test_a_wrong_argument_would_be_found(complaints: dict[str, list[str]]) -> None:
     """The checker sees countoff's own types, and says what does not exist."""
     assert [each.rpartition(": ")[2] for each in complaints["wrong"] if not is_allowed(each)] == [
-        'Cannot access attribute "uncount" for class "Attached"\n\xa0\xa0Attribute "uncount" is unknown',
+        'Cannot access attribute "uncount" for class "Countoff"\n\xa0\xa0Attribute "uncount" is unknown',
         'No parameter named "train_loader"',
-        '"attached" is not defined',
+        '"CountOff" is not defined',
     ]

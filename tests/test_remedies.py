@@ -7,14 +7,13 @@ from dataclasses import fields
 import pytest
 
 from countoff._adapter.words import Words, data_remedies, uneven_remedies
-from countoff._torch.words import WITHOUT_LOADER
 from countoff.core.checks import KINDS, plan
 from countoff.core.checks.uneven import EVALUATION, WHO_EVALUATES
 from countoff.core.settings import Settings
 from countoff.core.verdict import Remedies, Verdict, remedy_for
 from tests.adapters import WORDS
 
-ALL = [*WORDS.values(), WITHOUT_LOADER]
+ALL = list(WORDS.values())
 
 
 def sentences(remedies: Remedies) -> Iterator[str]:
@@ -24,25 +23,25 @@ def sentences(remedies: Remedies) -> Iterator[str]:
 
 
 def test_data_remedies_say_how_to_turn_the_check_off() -> None:
-    remedies = data_remedies(shares="shard.", order="seed.", option="attach({})")
+    remedies = data_remedies(shares="shard.", order="seed.", option="Countoff({})")
     assert set(remedies) == {"DuplicateData", "PeersDiffer", "SameOrder"}
-    assert all("attach(compare_data=False)" in remedies[kind] for kind in ("DuplicateData", "PeersDiffer"))
+    assert all("Countoff(compare_data=False)" in remedies[kind] for kind in ("DuplicateData", "PeersDiffer"))
 
 
 def test_a_framework_that_shards_by_itself_has_remedies_for_what_it_deals_out() -> None:
-    remedies = data_remedies(shares="shard.", order="seed.", option="attach({})", dealer="prepare()", undo="leave it")
+    remedies = data_remedies(shares="shard.", order="seed.", option="Countoff({})", dealer="prepare()", undo="leave it")
     dealt: Remedies = {"DoubleSharded": remedies["DoubleSharded"], "StreamsDiffer": remedies["StreamsDiffer"]}
-    assert all("prepare()" in each and "attach(compare_data=False)" in each for each in sentences(dealt))
+    assert all("prepare()" in each and "Countoff(compare_data=False)" in each for each in sentences(dealt))
 
 
 def test_uneven_remedies_set_options_as_the_framework_does() -> None:
-    remedies = uneven_remedies(train="shard.", option="attach({})")
-    assert remedies[""].startswith("shard. Or let the job go on: with attach(uneven_train='stop'), ")
-    assert uneven_remedies(train="shard.", option="attach({})", goes_on=False)[""] == "shard."
-    assert "attach(uneven_eval='allow')" in remedies[EVALUATION]
-    assert "attach(uneven_eval='off')" in remedies[WHO_EVALUATES]
+    remedies = uneven_remedies(train="shard.", option="Countoff({})")
+    assert remedies[""].startswith("shard. Or let the job go on: with Countoff(uneven_train='stop'), ")
+    assert uneven_remedies(train="shard.", option="Countoff({})", goes_on=False)[""] == "shard."
+    assert "Countoff(uneven_eval='allow')" in remedies[EVALUATION]
+    assert "Countoff(uneven_eval='off')" in remedies[WHO_EVALUATES]
     assert remedies[WHO_EVALUATES].endswith(" evaluate after the same batch.")
-    together = uneven_remedies(train="shard.", option="attach({})", together="Trainer(every=N)")
+    together = uneven_remedies(train="shard.", option="Countoff({})", together="Trainer(every=N)")
     assert together[WHO_EVALUATES].endswith(" evaluate after the same batch: Trainer(every=N).")
 
 
@@ -62,16 +61,6 @@ def test_a_remedy_names_the_subjects_of_its_kind(words: Words) -> None:
             assert set(remedy) <= {"", *KINDS[kind].causes}
 
 
-def test_a_loop_without_a_loader_is_not_told_to_change_one() -> None:
-    """Of what such a loop can report about its training, nothing sends the reader to a DataLoader."""
-    remedies = WITHOUT_LOADER.remedies
-    uneven = remedies["UnevenBatches"]
-    assert not isinstance(uneven, str)
-    for each in (uneven[""], str(remedies["DuplicateData"])):
-        assert "loader" not in each.lower()
-    assert "handle.counted(" in uneven[""]
-
-
 @pytest.mark.parametrize("words", ALL, ids=lambda words: words.framework)
 def test_no_remedy_reads_the_data_of_one_rank_only(words: Words) -> None:
     """With `dispatch_batches`, rank 0 reads for all: the shares of the others, if each has its own, are never read."""
@@ -84,7 +73,7 @@ def test_an_option_is_written_as_its_framework_takes_it(words: Words) -> None:
     """Where a remedy tells to set an option of countoff's, it does so as `Words.option` says."""
     options = "|".join(field.name for field in fields(Settings))
     for each in sentences(words.remedies):
-        for found in re.finditer(rf"\b(?:Countoff|attach|watch)\([^()]*?((?:{options})=[^()]*)\)", each):
+        for found in re.finditer(rf"\bCountoff\([^()]*?((?:{options})=[^()]*)\)", each):
             assert found[0] == words.option.format(found[1])
 
 
@@ -98,7 +87,7 @@ def test_an_adapter_says_why_it_cannot_report_a_kind(words: Words) -> None:
 DECIDED_BY_THE_PROOF = {("WrongHorizon", ""), ("Truncated", "")}
 """Whoever finds these says what to do with numbers that only the proof has."""
 LENGTHS = {("PlanMismatch", each) for each in (*plan.LENGTHS, "batches_between_evaluations")}
-"""Of a loop that is watched from outside nothing is proved by these: it may leave its loader before the end."""
+"""Of a loop that a person writes nothing is proved by these: it may leave its loader before the end."""
 
 
 @pytest.mark.parametrize("adapter", WORDS)

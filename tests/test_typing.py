@@ -15,14 +15,19 @@ pytest.importorskip("pyright", reason="of the environments of the tests, those w
 
 PROGRAM = """\
 import countoff.core
-from countoff.accelerate import attach as attach_accelerate
-from countoff.torch import attach
+from countoff.accelerate import Countoff as AccelerateCountoff
+from countoff.fabric import Countoff as FabricCountoff
+from countoff.torch import Countoff
 
-attach(train=[1], stall_seconds=60, uneven_train="stop", levels={"Stalled": "raise"}, verdict_file=None)
-attach(train=[1], stall_second=60)  # expected: stall_second
-attach(train=[1], uneven_train="halt")  # expected: uneven_train
-attach(train=[1], levels={"Stalled": "loud"})  # expected: levels
-attach_accelerate(None, train=[1], weights_every="64")  # expected: weights_every
+Countoff(stall_seconds=60, uneven_train="stop", levels={"Stalled": "raise"}, verdict_file=None)
+Countoff(stall_second=60)  # expected: stall_second
+Countoff(uneven_train="halt")  # expected: uneven_train
+Countoff(levels={"Stalled": "loud"})  # expected: levels
+Countoff(train=[1])  # expected: train
+AccelerateCountoff(None, weights_every="64")  # expected: weights_every
+FabricCountoff(None, epoch=1)  # expected: epoch
+for batch in Countoff().train([1], epochs=2):  # expected: epochs
+    pass
 version: str = countoff.core.__version__
 number: int = countoff.core.__version__  # expected: str
 """

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import countoff.core
-from countoff.accelerate import attach as attach_accelerate
+from countoff.accelerate import Countoff as AccelerateCountoff
 from countoff.core import BatchPlan, DivergenceError, FitPlan, Guard, LoaderFacts, Settings, SettingsError, Verdict
 from countoff.core.ranks import RankMap
 from countoff.fabric import Countoff as FabricCountoff
 from countoff.lightning import Countoff as LightningCountoff
 from countoff.plan.job import Job, RunPlan
 from countoff.pytorch_lightning import Countoff as PytorchLightningCountoff
-from countoff.torch import attach, before_fit
+from countoff.torch import Countoff, before_fit
 from countoff.transformers import Countoff as TransformersCountoff
 
 version: str = countoff.core.__version__
@@ -27,13 +27,15 @@ def loop_of_torch(loader: Iterable[int]) -> dict[str, float]:
     """A loop over a loader, with a checkpoint."""
     before_fit()
     try:
-        with attach(train=loader, stall_seconds=60, uneven_train="stop", levels={"Stalled": "raise"}) as handle:
-            handle.load_state_dict(handle.state_dict())
-            for number in loader:
-                with handle.uncounted():
-                    print(number)
-            handle.micro_batch()
-            return handle.progress()
+        with Countoff(stall_seconds=60, uneven_train="stop", levels={"Stalled": "raise"}) as countoff:
+            countoff.load_state_dict(countoff.state_dict())
+            for number in countoff.train(loader, epoch=2, position=8):
+                with countoff.uncounted():
+                    print(number + 1)
+                countoff.micro_batch()
+            for number in countoff.eval(loader, "held out"):
+                print(number + 1)
+            return countoff.progress()
     except DivergenceError as error:
         verdict: Verdict = error.verdict
         ranks: tuple[int, ...] = verdict.ranks
@@ -48,10 +50,18 @@ def callbacks() -> list[object]:
     return [
         LightningCountoff(on_divergence="warn"),
         PytorchLightningCountoff(verdict_file=None),
-        FabricCountoff(compare_data=False),
         TransformersCountoff(trace_dir="runs/today"),
-        attach_accelerate(None, train=[1]),
     ]
+
+
+def loops(accelerator: object, fabric: object, loader: Iterable[int]) -> None:
+    """One of each framework that has no trainer."""
+    for countoff in (AccelerateCountoff(accelerator, epochs=3), FabricCountoff(fabric, compare_data=False)):
+        countoff.start()
+        for number in countoff.train(loader):
+            print(number + 1)
+        print(countoff.guard.steps)
+        countoff.close()
 
 
 def own_trainer(loader: list[int]) -> int:

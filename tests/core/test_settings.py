@@ -2,11 +2,11 @@
 
 import copy
 import dataclasses
-import functools
 import math
 import os
-from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -256,27 +256,31 @@ def test_a_misspelt_argument_is_refused_with_the_nearest_name() -> None:
 def test_an_unknown_argument_is_refused_with_the_functions_own() -> None:
     """A function that takes options lists its own arguments too, and the nearest may be one of them."""
     with pytest.raises(SettingsError) as refused:
-        Settings.resolve("train", "eval", "start_epoch", epoch=3)
+        Settings.resolve("optimizer", "epochs", "start_step", start_steps=3)
     assert str(refused.value).startswith(
-        "unknown argument `epoch`; did you mean start_epoch?; known: train, eval, start_epoch, enabled, "
+        "unknown argument `start_steps`; did you mean start_step?; known: optimizer, epochs, start_step, enabled, "
     )
 
 
-@pytest.mark.parametrize(("adapter", "own"), [("torch", "train, eval, optimizer, "), ("lingua", "data_loader, args, ")])
-def test_an_adapters_own_arguments_are_listed(adapter: str, own: str) -> None:
-    """`attach(train=…, passes=3)` is refused with all arguments that it has."""
-    module = import_module(f"countoff.{adapter}")
-    if adapter == "torch":
-        attach = functools.partial(module.attach, train=[])
-    else:
-        attach = module.watch(None, None, mesh=None, dp_rank=0, dp_degree=1, passes=3).__enter__
-    with pytest.raises(SettingsError, match=f"unknown argument `passes`.*; known: {own}.*mesh, .*, enabled, "):
-        attach(**({"passes": 3} if adapter == "torch" else {}))
+@pytest.mark.parametrize(
+    ("adapter", "given", "own"),
+    [
+        ("torch", {}, "optimizer, scheduler, .*mesh, "),
+        ("accelerate", {"accelerator": None}, "accelerator, epochs, "),
+        ("fabric", {"fabric": SimpleNamespace(strategy=None)}, "fabric, optimizer, "),
+        ("lingua", {"args": None, "mesh": None, "dp_rank": 0, "dp_degree": 1}, "args, mesh, "),
+    ],
+)
+def test_an_adapters_own_arguments_are_listed(adapter: str, given: dict[str, Any], own: str) -> None:
+    """`Countoff(passes=3)` is refused with all arguments that it has."""
+    module = pytest.importorskip(f"countoff.{adapter}", exc_type=ImportError)
+    with pytest.raises(SettingsError, match=f"unknown argument `passes`.*; known: {own}.*enabled, "):
+        module.Countoff(**given, passes=3)
 
 
-@pytest.mark.parametrize("adapter", ["lightning", "pytorch_lightning", "fabric", "transformers", "composer"])
+@pytest.mark.parametrize("adapter", ["lightning", "pytorch_lightning", "transformers", "composer"])
 def test_a_misspelt_option_of_a_callback_is_refused_with_the_nearest_name(adapter: str) -> None:
-    """A callback refuses an option that it does not have as `attach` does."""
+    """A callback refuses an option that it does not have as a loop's `Countoff` does."""
     module = pytest.importorskip(f"countoff.{adapter}", exc_type=ImportError)
     with pytest.raises(SettingsError) as refused:
         module.Countoff(unevn_train="stop")

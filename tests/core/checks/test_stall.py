@@ -268,25 +268,6 @@ class Stalled:
 
 
 @pytest.mark.parametrize(
-    ("counts_all", "inside", "takes", "stands"),
-    [(True, False, False, True), (False, False, False, False), (False, True, False, True), (False, True, True, False)],
-)
-def test_a_loop_that_counts_only_what_trains_stands_still_only_inside_of_an_epoch(
-    counts_all: bool, inside: bool, takes: bool, stands: bool
-) -> None:
-    """Nobody knows what its program does between two epochs. Batches that it takes elsewhere show that it goes on."""
-    state = State(0, 2, Settings(stall_seconds=10.0), {}, present=[0, 1])
-    state.evidence.counts_all = counts_all
-    state.spans += [SpanCounters(EPOCH)] if inside else []
-    stall = Stall(state, FakeSpeaker(state, FakeStore()))
-    stall.look()
-    stall.moved_at -= 11.0
-    state.evidence.elsewhere += takes
-    stall.look()
-    assert stall.posted == stands
-
-
-@pytest.mark.parametrize(
     ("batches", "evaluates", "kinds"),
     [((4, 4), True, ["Stalled"]), ((4, 3), False, ["Stalled"]), ((4, 3), True, list[str]())],
     ids=["in one place", "after the evaluation", "in the evaluation"],

@@ -57,7 +57,7 @@ class TorchJob:
         eval_inside: Evaluates after so many batches of an epoch; 0: after it.
         break_at: Batches after which every rank leaves an epoch; 0: none.
         start_epoch: The first epoch that is trained, of two.
-        options: Options of `attach`; None: no countoff.
+        options: Options of Countoff; None: it is off.
         before: Called before each batch with its number.
     """
 
@@ -74,7 +74,7 @@ class TorchJob:
 
 def fit_torch(job: TorchJob) -> str:
     """Trains two epochs and returns the weights as a hash."""
-    from countoff.torch import attach
+    from countoff.torch import Countoff
     from integration_tests.loops import model_and_optimizer, train_on
 
     if not dist.is_initialized():
@@ -86,26 +86,23 @@ def fit_torch(job: TorchJob) -> str:
     sampler = DistributedSampler(dataset)
     loader = DataLoader(dataset, BATCH_SIZE, sampler=sampler, num_workers=job.workers, multiprocessing_context=context)
     evals = jobs.share_loader(job.evals)
-    options = {"gradient_accumulation_steps": job.accumulation, "start_epoch": job.start_epoch, **(job.options or {})}
-    handle = None
-    if job.options is not None:
-        handle = attach(train=loader, eval=evals, optimizer=optimizer, model=model, **taken(options))
+    options: dict[str, Any] = {"enabled": False} if job.options is None else taken(job.options)
+    countoff = Countoff(optimizer=optimizer, model=model, gradient_accumulation_steps=job.accumulation, **options)
     for epoch in range(job.start_epoch, 2):
         sampler.set_epoch(epoch)
-        for number, batch in enumerate(loader, 1):
+        for number, batch in enumerate(countoff.train(loader, epoch=epoch), 1):
             if job.before is not None:
                 job.before(number)
             if number % job.accumulation == 0:
                 train_on(model, optimizer, batch)
             if number == job.eval_inside:
-                for _ in evals:
+                for _ in countoff.eval(evals):
                     pass
             if number == job.break_at:
                 break
-        for _ in evals if not job.eval_inside else ():
+        for _ in countoff.eval(evals) if not job.eval_inside else ():
             pass
-    if handle is not None:
-        handle.detach()
+    countoff.close()
     return weights(model)
 
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from countoff.core import DivergenceError
-from countoff.lingua import watch
+from countoff.lingua import Countoff
 from integration_tests.constants import put
 from integration_tests.harness import RankResult
 
@@ -69,10 +69,10 @@ def train(
     read: list[tuple[int, int]] = []
     step = acc_step = 0
     with contextlib.ExitStack() as stack:
-        loader = batches(dp_rank, dp_degree, args.data.batch_size)
-        loader = stack.enter_context(
-            watch(loader, args, mesh=mesh, dp_rank=dp_rank, dp_degree=dp_degree, optimizer=optimizer, **options)
+        countoff = stack.enter_context(
+            Countoff(args, mesh=mesh, dp_rank=dp_rank, dp_degree=dp_degree, optimizer=optimizer, **options)
         )
+        loader = iter(countoff.train(batches(dp_rank, dp_degree, args.data.batch_size)))
         while step < args.steps and not (stops_early and step == args.steps // 2 and dist.get_rank() == 1):
             acc_step = (acc_step + 1) % args.grad_acc_steps
             read += next(loader)

@@ -29,7 +29,7 @@ def test_a_difference_counts_if_it_repeats() -> None:
     first = {"0 a": PASSED, "0 b": PASSED, "0 c": FAILED}, {"0 a": FAILED, "0 b": FAILED, "0 c": FAILED}
     again = {"0 a": PASSED, "0 b": PASSED}, {"0 a": FAILED, "0 b": PASSED}
     run, asked = runs(first, again)
-    without, differences = compare("fabric", run)
+    without, differences = compare("lightning", run)
     assert without == first[0]
     assert asked[2:] == [["a", "b"]] * 2
     assert [(each.test, each.counted, each.reason) for each in differences] == [("0 a", FAILED, "")]
@@ -39,15 +39,15 @@ def test_a_word_on_a_test_that_passes_is_a_difference() -> None:
     """countoff must print nothing in a healthy job."""
     spoken = {"0 a": Outcome("passed", words=("[rank 0] countoff: LateRank: …",))}
     run, _ = runs(({"0 a": PASSED}, spoken), ({"0 a": PASSED}, spoken))
-    assert [each.test for each in compare("fabric", run)[1]] == ["0 a"]
+    assert [each.test for each in compare("lightning", run)[1]] == ["0 a"]
 
 
 def test_an_expected_difference_has_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reason is that of the pattern which the test's name matches."""
-    monkeypatch.setitem(expected.EXPECTED, "fabric", {"*[[]two]": "because", "*b": "otherwise"})
+    monkeypatch.setitem(expected.EXPECTED, "lightning", {"*[[]two]": "because", "*b": "otherwise"})
     both = {"0 x::a[two]": PASSED}, {"0 x::a[two]": FAILED}
     run, _ = runs(both, both)
-    (difference,) = compare("fabric", run)[1]
+    (difference,) = compare("lightning", run)[1]
     assert difference.reason == "because"
     assert difference.lines()[0] == "0 x::a[two]: passed without, failed with countoff"
 
@@ -56,7 +56,7 @@ def test_an_expected_difference_has_its_reason(monkeypatch: pytest.MonkeyPatch) 
     ("arguments", "words"),
     [
         (["lightning"], "needs the path of a checkout"),
-        (["fabric", "nowhere"], "is no directory"),
+        (["lightning", "nowhere"], "is no directory"),
         (["x"], "invalid choice"),
     ],
 )
@@ -70,23 +70,23 @@ def test_bad_arguments_are_refused(arguments: list[str], words: str, capsys: pyt
 
 def test_a_suite_in_which_no_test_passes_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Composer's tests are all skipped where one package is missing: that is no proof that nothing differs."""
-    tests = tmp_path / "tests" / "tests_fabric"
+    tests, arguments = tmp_path / "tests" / "tests_pytorch", ["lightning", str(tmp_path), "--parts", "tests_pytorch"]
     tests.mkdir(parents=True)
     skipped = "import pytest\n\ndef test_one():\n    pytest.importorskip('no_such_package')\n"
     tests.joinpath("test_skipped.py").write_text(skipped, encoding="utf-8")
-    assert main(["fabric", str(tmp_path)]) == 1
+    assert main(arguments) == 1
     assert capsys.readouterr().out.splitlines() == [
-        "fabric: 1 skipped",
+        "lightning: 1 skipped",
         "0 differences, 0 of them unexpected",
         "nothing was compared: without countoff no test passed. For the reasons: --pytest -rs",
     ]
     tests.joinpath("test_passed.py").write_text("def test_two():\n    pass\n", encoding="utf-8")
-    assert main(["fabric", str(tmp_path)]) == 0
+    assert main(arguments) == 0
 
 
 @pytest.mark.nightly
 def test_accelerates_own_scripts(capsys: pytest.CaptureFixture[str]) -> None:
-    """On two ranks, attached to each Accelerator, the scripts that Accelerate ships end as they do without countoff."""
+    """On two ranks, in a fit with each Accelerator, the scripts that Accelerate ships end as without countoff."""
     code = main(["accelerate"])
     assert code == 0, capsys.readouterr().out
 
@@ -95,7 +95,7 @@ def test_the_environment_turns_countoff_on_or_off(monkeypatch: pytest.MonkeyPatc
     """A variable of whoever runs the suite does not get through."""
     monkeypatch.setenv("COUNTOFF_TOTALS", "0")
     for counting in (False, True):
-        env = comparison.environment(counting, "fabric")
+        env = comparison.environment(counting, "lightning")
         assert {name: value for name, value in env.items() if name.startswith("COUNTOFF")} == {
             "COUNTOFF": str(int(counting))
         }

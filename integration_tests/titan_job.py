@@ -30,7 +30,7 @@ from torchtitan.models.common import ScaledDotProductAttention  # noqa: E402  # 
 from torchtitan.models.llama3 import config_registry  # noqa: E402  # pyright: ignore[reportMissingImports]
 
 from countoff import torchtitan  # noqa: E402
-from countoff.torchtitan import Attached, attach  # noqa: E402
+from countoff.torchtitan import Countoff  # noqa: E402
 
 utils.set_pg_timeouts = lambda **_: None  # its barrier names a device
 
@@ -81,14 +81,14 @@ def fit(made: Any) -> dict[str, Any]:
     trainer = made.build()
     sum_plainly(trainer)
     kept = trainer.metrics_processor.logger = Kept()
-    handle = attach(trainer)
+    countoff = Countoff(trainer)
     trainer.train()
     trainer.close()
     return {
         "step": trainer.step,
-        "counted": [handle.guard.batches, handle.guard.steps],
+        "counted": [countoff.guard.batches, countoff.guard.steps],
         "logged": {name: value for name, value in kept.metrics.items() if name.startswith("countoff/")},
-        "warned": [notice.headline for notice in handle.guard.notices],
+        "warned": [notice.headline for notice in countoff.guard.notices],
     }
 
 
@@ -101,13 +101,13 @@ def uneven() -> Any:
 
 
 def run_program(directory: Path) -> None:
-    """TorchTitan's own program, watched as by ``-m countoff.torchtitan``, on the uneven text."""
+    """TorchTitan's own program, counted as by ``-m countoff.torchtitan``, on the uneven text."""
 
-    def plainly(trainer: Any, **options: Any) -> Attached:
+    def plainly(trainer: Any, **options: Any) -> Countoff:
         sum_plainly(trainer)
-        return attach(trainer, **options)
+        return Countoff(trainer, **options)
 
-    torchtitan.attach = plainly
+    torchtitan.Countoff = plainly
     sys.path.insert(0, str(directory))
     sys.modules["titan_program"] = sys.modules[__name__]
     sys.argv = ["train", "--module", "titan_program", "--config", "uneven"]

@@ -13,7 +13,6 @@ SCRIPTS = [f"accelerate.test_utils.scripts.{name}" for name in ("test_cli", "tes
 PARTS = {
     "accelerate": ["tests/test_accelerator.py", "tests/test_data_loader.py", "tests/test_scheduler.py"],
     "lightning": [f"tests_pytorch/{part}" for part in ("callbacks", "loops", "trainer", "checkpointing")],
-    "fabric": ["tests_fabric"],
     "composer": ["tests/trainer", "tests/callbacks", "tests/loggers", "tests/test_events.py", "tests/test_time.py"],
 }
 OPTIONS = {
@@ -80,7 +79,7 @@ def _run(options: argparse.Namespace) -> Run:
     if options.checkout is None:
         return script_suite("accelerate", options.parts or SCRIPTS, options.ranks or 2)
     # Lightning's tests are imported from its folder `tests`, the others' from the checkout itself.
-    lightning = options.suite in ("lightning", "fabric")
+    lightning = options.suite == "lightning"
     directory = options.checkout.resolve() / "tests" if lightning else options.checkout.resolve()
     given = [*OPTIONS.get(options.suite, []), *options.pytest]
     return pytest_suite(options.suite, directory, options.parts or PARTS[options.suite], given, options.ranks or 1)

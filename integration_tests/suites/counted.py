@@ -1,6 +1,7 @@
 """Turns countoff on in code that knows nothing of it: in every Composer Trainer and every Accelerator of a process.
 
-Lightning and Fabric need no help: there `COUNTOFF=1` does it.
+Lightning needs no help: there `COUNTOFF=1` does it. In a loop with Accelerate no pass is counted, because nothing in it
+says which; what countoff does with an Accelerator's own methods, and with the steps of its optimizers, is there.
 """
 
 import functools
@@ -8,7 +9,7 @@ import runpy
 import sys
 from typing import Any
 
-_handles: list[Any] = []
+_fits: list[Any] = []
 
 
 def count_in_composer() -> None:
@@ -30,11 +31,11 @@ def count_in_composer() -> None:
 
 
 def count_in_accelerate() -> None:
-    """Attaches to every Accelerator as soon as it has prepared a loader; the attachment before it ends there."""
+    """Begins a fit with every Accelerator as soon as it has prepared a loader; the fit before it ends there."""
     from accelerate import Accelerator
     from torch.utils.data import DataLoader
 
-    from countoff.accelerate import attach
+    from countoff.accelerate import Countoff
 
     original = Accelerator.prepare
 
@@ -42,19 +43,19 @@ def count_in_accelerate() -> None:
     def prepare(self: Any, *args: Any, **options: Any) -> Any:
         prepared = original(self, *args, **options)
         objects = prepared if isinstance(prepared, tuple) else (prepared,)
-        loader = next((each for each in objects if isinstance(each, DataLoader)), None)
-        if loader is not None:
-            detach_all()
-            _handles.append(attach(self, train=loader))
+        if any(isinstance(each, DataLoader) for each in objects):
+            close_all()
+            _fits.append(Countoff(self))
+            _fits[-1].start()
         return prepared
 
     Accelerator.prepare = prepare
 
 
-def detach_all() -> None:
-    """Ends every attachment to an Accelerator."""
-    while _handles:
-        _handles.pop().detach()
+def close_all() -> None:
+    """Ends the fit with an Accelerator that goes on."""
+    while _fits:
+        _fits.pop().close()
 
 
 if __name__ == "__main__":  # python counted.py MODULE: one of Accelerate's scripts, with countoff on

@@ -13,9 +13,6 @@ EXPECTED: dict[str, dict[str, str]] = {
             "the test claims two ranks and starts one; countoff says that it cannot compare them"
         ),
     },
-    "fabric": {
-        "*test_fabric.py::test_callbacks_input": "the test lists all callbacks of a Fabric; one more is there",
-    },
     "composer": {
         "*test_rank_dependent_dataloader_lengths": "the ranks' loaders differ in length; countoff says what is cut",
     },

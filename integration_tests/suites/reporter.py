@@ -23,15 +23,15 @@ def pytest_load_initial_conftests() -> None:
 
 
 def pytest_configure() -> None:
-    """Turns countoff on where Lightning's entry points do not."""
+    """Turns countoff on where Lightning's entry point does not."""
     if os.environ.get("COUNTOFF") == "1":
         turn_on = {"composer": counted.count_in_composer, "accelerate": counted.count_in_accelerate}
         turn_on.get(os.environ["SUITE_NAME"], lambda: None)()
 
 
 def pytest_runtest_teardown() -> None:
-    """Ends what a test has left attached."""
-    counted.detach_all()
+    """Ends the fit that a test has left."""
+    counted.close_all()
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -180,7 +180,7 @@ def train_on_own_loaders(script: Script) -> dict[str, Any]:
     for _ in range(2):
         for batch in countoff.train(train):
             step_on(fabric, model, optimizer, batch)
-        validate(model, fabric.to_device(each) for each in countoff.eval(val))
+        validate(model, map(fabric.to_device, countoff.eval(val)))
     return outcome(countoff, model)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from integration_tests.jobs import Job, assert_named, own_rank, quiet, share_loader, verdict_lines
+from integration_tests.jobs import Job, assert_named, own_rank, quiet, share_loader
 
 
 def fit_with_pytorch_lightning(batches: list[int], by_flag: bool) -> int:

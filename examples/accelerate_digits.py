@@ -4,8 +4,8 @@
     ACCELERATE_USE_CPU=true torchrun --standalone --nproc-per-node 2 examples/accelerate_digits.py --fixed
 
 `even_batches=False` stops Accelerate from repeating samples, so that an evaluation counts each digit once. But it also
-applies to the train loader: of its 47 batches, one rank gets 24 and the other 23. Without `attach` (COUNTOFF=0) the
-ranks drift apart after the first epoch and the job hangs. With it every rank stops there, with the same verdict.
+applies to the train loader: of its 47 batches, one rank gets 24 and the other 23. Without countoff (COUNTOFF=0)
+the ranks drift apart after the first epoch and the job hangs. With it every rank stops there, with the same verdict.
 `--fixed` applies the setting only to the evaluation loader. Runs on the CPU, with gloo.
 
 Needs: pip install 'countoff[accelerate]' scikit-learn
@@ -20,7 +20,7 @@ from sklearn.datasets import load_digits
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from countoff.accelerate import attach
+from countoff.accelerate import Countoff
 
 HELD_OUT, BATCH_SIZE, EPOCHS = 293, 32, 10  # 1504 digits to train on: 47 batches
 
@@ -44,19 +44,19 @@ def main():
     accelerator.even_batches = fixed
     train_loader = accelerator.prepare(DataLoader(train_set, batch_size=BATCH_SIZE, shuffle=True))
 
-    handle = attach(accelerator, train=train_loader, eval=eval_loader, epochs=EPOCHS)  # the only change
+    countoff = Countoff(accelerator, epochs=EPOCHS)
     right = torch.zeros(1)
     for _ in range(EPOCHS):
-        for images, labels in train_loader:
+        for images, labels in countoff.train(train_loader):
             with accelerator.accumulate(model):
                 accelerator.backward(cross_entropy(model(images), labels))
                 optimizer.step()
                 optimizer.zero_grad()
-        right = sum((network(images).argmax(dim=1) == labels).sum() for images, labels in eval_loader)
+        right = sum((network(images).argmax(dim=1) == labels).sum() for images, labels in countoff.eval(eval_loader))
 
     accuracy = accelerator.reduce(right).item() / HELD_OUT
-    handle.detach()
-    batches = handle.progress().get("countoff/batches_per_epoch", "uncounted")
+    countoff.close()
+    batches = countoff.progress().get("countoff/batches_per_epoch", "uncounted")
     accelerator.print(
         f"trained {EPOCHS} epochs of {batches} batches on each rank; accuracy on held-out digits {accuracy:.3f}"
     )

@@ -4,7 +4,7 @@
     torchrun --standalone --nproc-per-node 2 examples/rollouts_digits.py --keep-all
 
 In a game, the policy names digits until it is wrong, eight at most. So games are of different lengths, and no rank
-plays as many as another one. That is as it should be, and nothing of it is attached. The updates are: their gradients
+plays as many as another one. That is as it should be, and nothing of it is counted. The updates are: their gradients
 are averaged, so each rank must have the same number of minibatches. Here, each rank keeps 256 decisions of its games.
 With `--keep-all` it keeps them all: a common mistake, because some ranks then have a minibatch more. Runs on the CPU,
 with gloo.
@@ -20,7 +20,7 @@ from sklearn.datasets import load_digits
 from torch.distributions import Categorical
 from torch.nn.parallel import DistributedDataParallel
 
-from countoff.torch import attach
+from countoff.torch import Countoff
 
 HELD_OUT, DECISIONS, MINIBATCH, PASSES, ITERATIONS, LONGEST_GAME = 293, 256, 32, 4, 20, 8
 
@@ -81,17 +81,16 @@ def main():
     model = DistributedDataParallel(network)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
 
-    handle = attach(optimizer=optimizer, batch_size=MINIBATCH)
-    updates = handle.counted(rollouts)  # each pass is a train epoch
+    countoff = Countoff(optimizer=optimizer, batch_size=MINIBATCH)
     for _ in range(ITERATIONS):
         rollouts.play(network)  # nothing is counted here, and no collective is in it
         for _ in range(PASSES):
-            for shown, choices, old_chances, advantages in updates:
+            for shown, choices, old_chances, advantages in countoff.train(rollouts):
                 loss_of(model(shown), choices, old_chances, advantages).backward()
                 optimizer.step()
                 optimizer.zero_grad()
 
-    handle.detach()
+    countoff.close()
     if dist.get_rank() == 0:
         accuracy = (network(images[:HELD_OUT]).argmax(dim=1) == labels[:HELD_OUT]).double().mean().item()
         steps = ITERATIONS * PASSES * DECISIONS // MINIBATCH

@@ -4,9 +4,9 @@
     torchrun --standalone --nproc-per-node 2 examples/torch_digits.py --fixed
 
 The digits are in 47 files of one batch each, and each rank reads whole files. Of two ranks, the last one gets 23 files
-and the other 24; of four ranks, the last one gets 11 and the others 12. Without `attach` (COUNTOFF=0) the ranks
-drift apart after the first epoch. With it every rank stops there, with the same verdict. `--fixed` distributes single
-digits, so that all ranks get the same number, and trains to the end. Runs on the CPU, with gloo.
+and the other 24; of four ranks, the last one gets 11 and the others 12. Without countoff (COUNTOFF=0) the ranks drift
+apart after the first epoch. With it every rank stops there, with the same verdict. `--fixed` distributes single digits,
+so that all ranks get the same number, and trains to the end. Runs on the CPU, with gloo.
 
 Needs: pip install 'countoff[torch]' scikit-learn
 """
@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from countoff.torch import attach
+from countoff.torch import Countoff
 
 HELD_OUT, FILE_SIZE, BATCH_SIZE, EPOCHS = 293, 32, 32, 10  # 1504 digits to train on: 47 files
 
@@ -64,19 +64,19 @@ def main():
     model = DistributedDataParallel(network)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 
-    handle = attach(train=train_loader, eval=eval_loader, optimizer=optimizer)  # the only change
+    countoff = Countoff(optimizer=optimizer)
     accuracy = 0.0
     for _ in range(EPOCHS):
-        for images, labels in train_loader:
+        for images, labels in countoff.train(train_loader):
             cross_entropy(model(images), labels).backward()
             optimizer.step()
             optimizer.zero_grad()
-        right = [network(images).argmax(dim=1) == labels for images, labels in eval_loader]
+        right = [network(images).argmax(dim=1) == labels for images, labels in countoff.eval(eval_loader)]
         accuracy = torch.cat(right).double().mean().item()
 
-    handle.detach()
+    countoff.close()
     if dist.get_rank() == 0:
-        batches = handle.progress().get("countoff/batches_per_epoch", "uncounted")
+        batches = countoff.progress().get("countoff/batches_per_epoch", "uncounted")
         print(f"trained {EPOCHS} epochs of {batches} batches on each rank; accuracy on held-out digits {accuracy:.3f}")
     dist.destroy_process_group()
 

@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
 
-from countoff.torch import attach
+from countoff.torch import Countoff
 
 HELD_OUT, BATCH_SIZE, EPOCHS = 293, 32, 10
 
@@ -53,9 +53,9 @@ def main():
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 
     batches = [0] * EPOCHS
-    with attach(train=loader, optimizer=optimizer, uneven_train=uneven_train):  # the only change
+    with Countoff(optimizer=optimizer, uneven_train=uneven_train) as countoff:
         for epoch in range(EPOCHS):
-            for batch_images, batch_labels in loader:
+            for batch_images, batch_labels in countoff.train(loader):
                 cross_entropy(model(batch_images), batch_labels).backward()
                 optimizer.step()
                 optimizer.zero_grad()

@@ -56,12 +56,12 @@ def callbacks() -> list[object]:
 
 def loops(accelerator: object, fabric: object, loader: Iterable[int]) -> None:
     """One of each framework that has no trainer."""
-    for countoff in (AccelerateCountoff(accelerator, epochs=3), FabricCountoff(fabric, compare_data=False)):
-        countoff.start()
-        for number in countoff.train(loader):
+    for each in (AccelerateCountoff(accelerator, epochs=3), FabricCountoff(fabric, compare_data=False)):
+        each.start()
+        for number in each.train(loader):
             print(number + 1)
-        print(countoff.guard.steps)
-        countoff.close()
+        print(each.guard.steps)
+        each.close()
 
 
 def own_trainer(loader: list[int]) -> int:

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from countoff._adapter.counted_loop import CountedLoop
 from countoff._adapter.even_loaders import even_pass
@@ -19,7 +19,12 @@ from countoff._adapter.passes import Count
 from countoff._adapter.weakly import weakly
 from countoff.core import Guard, LoaderFacts, Settings
 
-__all__ = ["OwnLoop"]
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["Batch", "OwnLoop"]
+
+Batch = TypeVar("Batch")
 
 
 class OwnLoop(ABC):
@@ -40,7 +45,7 @@ class OwnLoop(ABC):
         self._trained_on: Callable[[], list[Any]] = weakly(())
         self._begun_before = False
 
-    def train(self, loader: Iterable[Any], *, epoch: int | None = None, position: int = 0) -> Iterator[Any]:
+    def train(self, loader: Iterable[Batch], *, epoch: int | None = None, position: int = 0) -> Iterator[Batch]:
         """Returns an iterator over one train epoch, which counts each batch as it hands it out.
 
         Collective: every rank must take its first batch. The first one of a fit waits for the other ranks, at most
@@ -65,7 +70,7 @@ class OwnLoop(ABC):
         """
         return _Pass(self, loader, None, epoch, position)
 
-    def eval(self, loader: Iterable[Any], name: str = "validation") -> Iterator[Any]:
+    def eval(self, loader: Iterable[Batch], name: str = "validation") -> Iterator[Batch]:
         """Returns an iterator over one evaluation, which counts each batch as it hands it out.
 
         It is compared with those of the other ranks as `uneven_eval` says. An evaluation before the fit has begun is
@@ -143,7 +148,7 @@ class OwnLoop(ABC):
         """
         self._loop.end()
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -6,14 +6,12 @@ the user's loop sees what it saw before. Only `__iter__` differs. A copy or a pi
 
 from __future__ import annotations
 
-import functools
 from abc import ABCMeta
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ["Observe", "handle_of", "own_class", "swap_class"]
+__all__ = ["Observe", "own_class", "swap_class"]
 
-_HANDLE = "countoff_handle"
 _ORIGINAL = "countoff_original"
 _GIVEN_BACK = "countoff_given_back"
 
@@ -21,24 +19,12 @@ Observe = Callable[[Any, Iterator[Any]], Iterator[Any]]
 """Takes a loader that is about to be iterated and its own iterator; returns the iterator that the loop gets instead."""
 
 
-def swap_class(
-    loader: Any,
-    observe: Observe,
-    *,
-    handle: Any = None,
-    methods: Mapping[str, Callable[..., Any]] | None = None,
-) -> Callable[[], None]:
+def swap_class(loader: Any, observe: Observe) -> Callable[[], None]:
     """Observes a loader from here on; returns a function that gives its own class back, once.
-
-    To observe several loaders or none, put the returned functions on a `contextlib.ExitStack`: where one loader is
-    refused, it gives the others their classes back, in reverse order.
 
     Args:
         loader: Any iterable.
         observe: Called for every pass over the loader.
-        handle: What `handle_of` returns for this loader until its class is given back.
-        methods: What stands in for methods that the loader's own class has, by name. Each is called with the loader,
-            the loader's own method, and the arguments.
 
     Raises:
         TypeError: If the loader has no `__iter__`, or its class cannot be exchanged, as that of a list or a generator.
@@ -47,23 +33,13 @@ def swap_class(
     given_back: list[bool] = []
     watched = id(loader)  # a reference would keep it alive
 
-    def passes_through(this: Any) -> bool:
-        """Whether this is not observed: what the loader's code makes of its own class is another object."""
-        return bool(given_back) or id(this) != watched
-
     def iterate(this: Any) -> Iterator[Any]:
         batches = original.__iter__(this)
-        return batches if passes_through(this) else observe(this, batches)
+        # What the loader's code makes of its own class is another object.
+        return batches if given_back or id(this) != watched else observe(this, batches)
 
     def reduce(this: Any, protocol: Any) -> Any:
         return _of_own_class(original.__reduce_ex__(this, protocol))
-
-    def substitute(method: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
-        def call(this: Any, *arguments: Any) -> Any:
-            mine = functools.partial(own, this)
-            return mine(*arguments) if passes_through(this) else method(this, mine, *arguments)
-
-        return call
 
     members: dict[str, Any] = {
         "__iter__": iterate,
@@ -74,11 +50,6 @@ def swap_class(
         _ORIGINAL: original,
         _GIVEN_BACK: given_back,
     }
-    for name, method in (methods or {}).items():
-        if callable(own := getattr(original, name, None)):
-            members[name] = substitute(method, own)
-    if handle is not None:
-        members[_HANDLE] = handle, watched
     try:
         if not hasattr(original, "__iter__"):
             raise TypeError("no __iter__")
@@ -96,12 +67,6 @@ def swap_class(
             _set_class(loader, vars(type(loader))[_ORIGINAL])
 
     return give_back
-
-
-def handle_of(loader: Any) -> Any:
-    """Returns the handle that observes a loader; None if there is none."""
-    handle, watched = getattr(type(loader), _HANDLE, (None, 0))
-    return handle if watched == id(loader) else None
 
 
 def _subclass(original: type, members: dict[str, Any]) -> type:

@@ -1,4 +1,4 @@
-"""Loaders are observed by a class that is exchanged: of all loaders or of none, and given back as it was."""
+"""A loader is observed by a class that is exchanged, and gets back the one that it had."""
 
 import copy
 import pickle
@@ -7,11 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Generic, TypeVar
 
 import pytest
-import torch.utils.data
 from torch.utils.data import DataLoader
 
-from countoff._adapter.class_swap import handle_of, swap_class
-from countoff.torch import attach
+from countoff._adapter.class_swap import swap_class
 
 DATA: Any = list(range(4))
 
@@ -20,43 +18,10 @@ def batches() -> Iterator[int]:
     yield from DATA
 
 
-@pytest.mark.parametrize("refused", [lambda: [1, 2], batches], ids=["list", "generator"])
-def test_a_refused_loader_leaves_the_others_as_they_were(refused: Callable[[], Any]) -> None:
-    train = DataLoader(DATA, batch_size=2)
-    for _ in range(2):
-        with pytest.raises(TypeError, match=r"attach\(eval=…\) cannot observe a loader of type (list|generator)"):
-            attach(train=train, eval=refused())
-        assert type(train) is DataLoader
-    handle = attach(train=train, eval=DataLoader(DATA))
-    assert len(list(train)) == handle.guard.train_batches == 2
-    handle.detach()
-    assert type(train) is DataLoader
-
-
-@pytest.mark.parametrize("source", [batches(), [1, 2], iter([1, 2]), batches], ids=lambda source: type(source).__name__)
-def test_a_refused_source_of_batches_is_told_what_works(source: Any) -> None:
-    """What cannot be attached as the train loader is refused with the way to count it, and that way works."""
-    with pytest.raises(TypeError, match=r"^attach\(train=…\) cannot .* leave out train= .* handle\.counted\(source\)$"):
-        attach(train=source)
-    with attach() as handle:
-        counted = handle.counted(source)
-        taken = [counted()] if callable(counted) else list(counted)
-        assert len(taken) == handle.guard.train_batches
-
-
-def test_a_loader_in_two_places_gets_its_own_class_back() -> None:
-    loader = DataLoader(DATA, batch_size=2)
-    attach(train=loader, eval=loader).detach()
-    assert type(loader) is DataLoader
-
-
-def test_a_second_attach_replaces_the_first() -> None:
-    train = DataLoader(DATA, batch_size=2)
-    attach(train=train)
-    handle = attach(train=train)
-    assert type(train).__bases__ == (DataLoader,)
-    handle.detach()
-    assert type(train) is DataLoader
+@pytest.mark.parametrize("refused", [lambda: [1, 2], batches, lambda: None], ids=["list", "generator", "None"])
+def test_what_cannot_be_observed_is_refused(refused: Callable[[], Any]) -> None:
+    with pytest.raises(TypeError, match=r"cannot observe a loader of type (list|generator|NoneType): expected a "):
+        swap_class(refused(), lambda _, iterator: iterator)
 
 
 def test_the_observing_class_has_the_names_of_the_loaders_own() -> None:
@@ -65,23 +30,25 @@ def test_the_observing_class_has_the_names_of_the_loaders_own() -> None:
             return batches()
 
     loader = Loader()
-    with attach(train=loader):
-        assert isinstance(loader, Loader)
-        assert type(loader) is not Loader
-        for name in ("__name__", "__qualname__", "__module__"):
-            assert getattr(type(loader), name) == getattr(Loader, name)
+    give_back = swap_class(loader, lambda _, iterator: iterator)
+    assert isinstance(loader, Loader)
+    assert type(loader) is not Loader
+    for name in ("__name__", "__qualname__", "__module__"):
+        assert getattr(type(loader), name) == getattr(Loader, name)
+    give_back()
     assert type(loader) is Loader
 
 
-def test_detach_twice_gives_the_class_back_once() -> None:
-    train = DataLoader(DATA, batch_size=2)
-    handle = attach(train=train)
-    handle.detach()
-    other = attach(train=train)
-    handle.detach()
-    assert type(train) is not torch.utils.data.DataLoader
-    other.detach()
-    assert type(train) is DataLoader
+def test_a_class_is_given_back_once() -> None:
+    """Who gives it back again takes nothing from who observes the loader now."""
+    loader = DataLoader(DATA, batch_size=2)
+    first = swap_class(loader, lambda _, iterator: iterator)
+    first()
+    second = swap_class(loader, lambda _, iterator: iterator)
+    first()
+    assert type(loader) is not DataLoader
+    second()
+    assert type(loader) is DataLoader
 
 
 class Pairs:
@@ -119,28 +86,9 @@ def test_copies_of_an_observed_loader_are_those_of_the_loader(kind: Callable[[],
     assert [pickle.dumps(loader, protocol) for protocol in protocols] == before
 
 
-class WithState(Pairs):
-    """A loader that can report its state."""
-
-    def state_dict(self) -> dict[str, int]:
-        return {"own": 1}
-
-
-def test_a_method_of_the_loader_is_replaced_where_it_has_one() -> None:
-    """The substitute gets the loader's own method; a loader without it gets none."""
-    loader, other = WithState(), Pairs()
-    methods: Any = {"state_dict": lambda this, own: {**own(), "seen": 2}}
-    give_back = [swap_class(each, lambda this, iterator: iterator, methods=methods) for each in (loader, other)]
-    assert loader.state_dict() == {"own": 1, "seen": 2}
-    assert not hasattr(other, "state_dict")
-    for each in give_back:
-        each()
-    assert loader.state_dict() == {"own": 1}
-
-
 def test_observers_may_leave_in_any_order() -> None:
     """One that has left sees no pass, and nothing of it stays once all have left; one that has not sees every pass."""
-    loader, own = WithState(), WithState
+    loader = Pairs()
     seen: list[str] = []
 
     def observer(name: str) -> Callable[[], None]:
@@ -148,7 +96,7 @@ def test_observers_may_leave_in_any_order() -> None:
             seen.append(name)
             return iterator
 
-        return swap_class(loader, observe, methods={"state_dict": lambda this, state: {**state(), name: 2}})
+        return swap_class(loader, observe)
 
     first, second = observer("first"), observer("second")
     assert list(loader) == DATA
@@ -156,11 +104,10 @@ def test_observers_may_leave_in_any_order() -> None:
     first()
     assert list(loader) == DATA
     assert seen == ["first", "second", "second"]
-    assert loader.state_dict() == {"own": 1, "second": 2}
     second()
-    assert type(loader) is own
+    assert type(loader) is Pairs
     first()
-    assert type(loader) is own
+    assert type(loader) is Pairs
 
 
 class Registered:
@@ -232,9 +179,8 @@ class Slice(Pairs):
 
 def test_another_loader_of_the_same_class_is_not_observed() -> None:
     loader = Slice()
-    give_back = swap_class(loader, lambda this, iterator: iter([7]), handle="handle")
+    give_back = swap_class(loader, lambda this, iterator: iter([7]))
     clone = loader.take()
     assert (list(loader), list(clone)) == ([7], DATA)
-    assert (handle_of(loader), handle_of(clone)) == ("handle", None)
     give_back()
     assert list(clone) == DATA

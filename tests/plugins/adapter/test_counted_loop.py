@@ -1,4 +1,4 @@
-"""A loop that is observed from outside: what its fit begins with."""
+"""A loop that a person writes: what its fit begins with."""
 
 from fractions import Fraction
 from typing import Any
@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
+from countoff._adapter.counted_loop import CountedLoop
 from countoff._adapter.fit import Fit, OwnRank
-from countoff._adapter.observed_loop import ObservedLoop
 from countoff._adapter.schedule_watch import Schedule
 from countoff._torch.words import WORDS
 from countoff.core import FitPlan, Guard, LoaderFacts, Settings
@@ -24,7 +24,7 @@ def test_ranks_compare_schedules_that_fit_the_run(monkeypatch: pytest.MonkeyPatc
     fit = Fit(Settings(), WORDS, OwnRank(0, 1, 0, 1), totals)
     optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1)
     fit.watch_schedules([Schedule.of(CosineAnnealingLR(optimizer, 12), pace=Fraction(1))], steps=12)
-    loop = ObservedLoop(fit)
+    loop = CountedLoop(fit)
     loop.begin(FitPlan(), {})
     loop.abandon()
     assert [each.name for each in planned] == ["CosineAnnealingLR"]

@@ -59,17 +59,6 @@ class Rows(IterableDataset[Any]):
             yield images[index], labels[index]
 
 
-class SizedRows(Rows):
-    """The same, with a length in samples."""
-
-    def __init__(self, batches: int, reported: int) -> None:
-        super().__init__(batches)
-        self.reported = reported
-
-    def __len__(self) -> int:
-        return self.reported * BATCH_SIZE
-
-
 class Drawn(IterableDataset[Any]):
     """Samples drawn at random, with a seed."""
 
@@ -112,22 +101,24 @@ def model_and_optimizer() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-def heard(attach: Callable[[], Any], loop: Callable[[Any], None]) -> Heard:
-    """What this rank hears in a job: the verdict that ends it, and its warnings."""
-    handle: Any = None
+def heard(own: Any, loop: Callable[[], None]) -> Heard:
+    """What this rank hears in a job: the verdict that ends it, and its warnings.
+
+    Args:
+        own: What counts the loop.
+        loop: The loop.
+    """
     found: Heard = []
     try:
-        handle = attach()
-        loop(handle)
+        loop()
         until = time.monotonic() + _patience
-        while handle.guard.verdict is None and not handle.guard.notices and time.monotonic() < until:
+        while own.guard.verdict is None and not own.guard.notices and time.monotonic() < until:
             time.sleep(0.01)
-        handle.detach()
+        own.close()
     except DivergenceError as error:
         found.append(error.verdict)
-        if handle is not None:
-            handle.loop.abandon()
-    return [*found, *([] if handle is None else handle.guard.notices)]
+        own._loop.abandon()
+    return [*found, *own.guard.notices]
 
 
 def plain(
@@ -136,38 +127,41 @@ def plain(
     batches: Callable[[Any], Iterable[Any]] = lambda loader: loader,
     epochs: int = 1,
     before_epoch: Callable[[int], None] = lambda _: None,
-    after_epoch: Callable[[], None] = lambda: None,
+    evaluate: Callable[[Any], None] = lambda _: None,
     passes: Callable[[int], int] = lambda _: 1,
     steps: Callable[[int], bool] = lambda _: True,
     stops: Callable[[int], bool] = lambda _: False,
     schedule: Callable[[Any], Any] | None = None,
     counts_passes: bool = False,
-    attached: Any = None,
+    first_epoch: int = 0,
     **options: Any,
 ) -> Heard:
     """Runs a plain loop.
 
     Args:
         loader: What the loop iterates.
-        batches: What it makes of that in each epoch.
+        batches: What it makes of that in each epoch, before countoff counts it.
         epochs: Passes over the loader.
         before_epoch: Called with the number of each epoch.
-        after_epoch: Called after it.
+        evaluate: Called after it, with what counts the loop.
         passes: Forward and backward passes for a batch; those beyond the first have a loss of 0.
         steps: Whether this rank steps after a batch.
         stops: Whether it leaves the loop after a batch.
         schedule: Makes the scheduler.
         counts_passes: Whether countoff counts forward passes.
-        attached: The loader that is attached, if it is another one.
-        options: Of `attach`.
+        first_epoch: The number of the first epoch.
+        options: Of Countoff.
     """
     model, optimizer = model_and_optimizer()
     scheduler = None if schedule is None else schedule(optimizer)
 
-    def loop(_: Any) -> None:
-        for epoch in range(epochs):
+    known: dict[str, Any] = {"optimizer": optimizer, **({"model": model} if counts_passes else {})}
+    own = countoff.torch.Countoff(**known, **options)
+
+    def loop() -> None:
+        for epoch in range(first_epoch, first_epoch + epochs):
             before_epoch(epoch)
-            for number, (images, labels) in enumerate(batches(loader)):
+            for number, (images, labels) in enumerate(own.train(batches(loader), epoch=epoch)):
                 for again in range(passes(number)):
                     loss = torch.nn.functional.cross_entropy(model(images), labels)
                     (loss * 0 if again else loss).backward()
@@ -178,35 +172,34 @@ def plain(
                     scheduler.step()
                 if stops(number):
                     break
-            after_epoch()
+            evaluate(own)
 
-    known: dict[str, Any] = {"optimizer": optimizer, **({"model": model} if counts_passes else {})}
-    train = loader if attached is None else attached
-    return heard(lambda: countoff.torch.attach(train=train, **known, **options), loop)
+    return heard(own, loop)
 
 
 def evaluating(evaluation: Any, *, alone: bool = False, **options: Any) -> Heard:
     """A plain loop that evaluates after its epoch; `alone`: on rank 0 only."""
 
-    def evaluate() -> None:
+    def evaluate(own: Any) -> None:
         if not alone or own_rank() == 0:
-            for _ in evaluation:
+            for _ in own.eval(evaluation):
                 pass
 
-    return plain(rows(3, 3), epochs=2, after_epoch=evaluate, eval=evaluation, **options)
+    return plain(rows(3, 3), epochs=2, evaluate=evaluate, **options)
 
 
-def counted(batches: Callable[[], Iterable[Any]], *, takes: bool = True, **options: Any) -> Heard:
-    """A loop without a loader; `takes`: from `handle.counted`."""
+def counted(batches: Callable[[], Iterable[Any]], **options: Any) -> Heard:
+    """A loop without a loader."""
     model, optimizer = model_and_optimizer()
+    own = countoff.torch.Countoff(optimizer=optimizer, **options)
 
-    def loop(handle: Any) -> None:
-        for images, labels in handle.counted(batches()) if takes else batches():
+    def loop() -> None:
+        for images, labels in own.train(batches()):
             torch.nn.functional.cross_entropy(model(images), labels).backward()
             optimizer.step()
             optimizer.zero_grad()
 
-    return heard(lambda: countoff.torch.attach(optimizer=optimizer, **options), loop)
+    return heard(own, loop)
 
 
 def mine(number: int) -> bool:
@@ -258,14 +251,16 @@ class Once:
         return self._iterator
 
 
-ANY = "attach(..., uneven_train='stop')"
+ANY = "Countoff(..., uneven_train='stop')"
 TORCH: Mapping[str, Case] = {
     "torch: a rank's stream is short": Case(
         lambda: plain(rows(5, 3)),
         {
             "DataLoader(sampler=DistributedSampler(dataset))": lambda: plain(sampled()),
-            "itertools.islice(loader, n)": lambda: plain(rows(5, 3), batches=lambda all: itertools.islice(all, 3)),
-            "itertools.islice(loader, n), with a smaller n": lambda: plain(
+            "countoff.train(itertools.islice(loader, n))": lambda: plain(
+                rows(5, 3), batches=lambda all: itertools.islice(all, 3)
+            ),
+            "countoff.train(itertools.islice(loader, n)), with a smaller n": lambda: plain(
                 rows(5, 3), batches=lambda all: itertools.islice(all, 2), epochs=2
             ),
             ANY: lambda: plain(rows(5, 3), epochs=2, uneven_train="stop"),
@@ -279,16 +274,16 @@ TORCH: Mapping[str, Case] = {
     "torch: evaluations are uneven": Case(
         lambda: evaluating(rows(3, 2)),
         {
-            "attach(..., uneven_eval='allow')": lambda: evaluating(rows(3, 2), uneven_eval="allow"),
+            "Countoff(..., uneven_eval='allow')": lambda: evaluating(rows(3, 2), uneven_eval="allow"),
             "give every rank the same number of evaluation batches": lambda: evaluating(rows(2, 2)),
-            "attach(..., uneven_eval='stop')": lambda: evaluating(rows(3, 2), uneven_eval="stop"),
+            "Countoff(..., uneven_eval='stop')": lambda: evaluating(rows(3, 2), uneven_eval="stop"),
         },
-        {"attach(..., uneven_eval='stop')": "Truncated"},
+        {"Countoff(..., uneven_eval='stop')": "Truncated"},
     ),
     "torch: rank 0 evaluates alone": Case(
         lambda: evaluating(rows(2, 2), alone=True),
         {
-            "attach(..., uneven_eval='off')": lambda: evaluating(rows(2, 2), alone=True, uneven_eval="off"),
+            "Countoff(..., uneven_eval='off')": lambda: evaluating(rows(2, 2), alone=True, uneven_eval="off"),
             "let all ranks evaluate after the same batch": lambda: evaluating(rows(2, 2)),
         },
     ),
@@ -317,8 +312,8 @@ TORCH: Mapping[str, Case] = {
         {"the same number of batches per optimizer step": lambda: plain(rows(4, 4), gradient_accumulation_steps=1)},
     ),
     "torch: positions differ": Case(
-        lambda: plain(rows(5, 5), start_epoch=own_rank()),
-        {"resume every rank from the same checkpoint": lambda: plain(rows(5, 5), start_epoch=1)},
+        lambda: plain(rows(5, 5), first_epoch=own_rank()),
+        {"resume every rank from the same checkpoint": lambda: plain(rows(5, 5), first_epoch=1)},
     ),
     "torch: all ranks read the same": Case(
         lambda: plain(DataLoader(whole(), BATCH_SIZE)),
@@ -328,7 +323,7 @@ TORCH: Mapping[str, Case] = {
                 DataLoader(Rows(5, first=own_rank(), every=2), BATCH_SIZE)
             ),
             "seed these draws by rank (seed + rank)": lambda: plain(DataLoader(Drawn(7 + own_rank()), BATCH_SIZE)),
-            "attach(..., compare_data=False)": lambda: plain(DataLoader(whole(), BATCH_SIZE), compare_data=False),
+            "Countoff(..., compare_data=False)": lambda: plain(DataLoader(whole(), BATCH_SIZE), compare_data=False),
         },
     ),
     "torch: a share is sharded again": Case(
@@ -338,14 +333,14 @@ TORCH: Mapping[str, Case] = {
             "keep your own shares, and leave out the DistributedSampler": lambda: plain(
                 DataLoader(share(), BATCH_SIZE)
             ),
-            "attach(..., compare_data=False)": lambda: plain(sampled(share()), compare_data=False),
+            "Countoff(..., compare_data=False)": lambda: plain(sampled(share()), compare_data=False),
         },
     ),
     "torch: rows in another order": Case(
         lambda: plain(shuffled_by_rank(own_rank())),
         {
             "shuffle with the same seed on all ranks": lambda: plain(shuffled_by_rank(3)),
-            "attach(..., compare_data=False)": lambda: plain(shuffled_by_rank(own_rank()), compare_data=False),
+            "Countoff(..., compare_data=False)": lambda: plain(shuffled_by_rank(own_rank()), compare_data=False),
         },
     ),
     "torch: set_epoch is not called": Case(
@@ -355,28 +350,10 @@ TORCH: Mapping[str, Case] = {
             "DistributedSampler(shuffle=False)": lambda: in_order(sets=False, shuffle=False),
         },
     ),
-    "torch: len(loader) is too long": Case(
-        lambda: plain(DataLoader(SizedRows(4, 8), BATCH_SIZE)),
-        {"make len(loader) one rank's number of batches": lambda: plain(DataLoader(SizedRows(4, 4), BATCH_SIZE))},
-    ),
-    "torch: the loop iterates another loader": Case(
-        lambda: plain(rows(70, 70), attached=rows(70, 70)),
-        {
-            "attach the very loader that the loop iterates": lambda: plain(rows(70, 70)),
-            "leave out train= and take the batches from handle.counted(…)": lambda: counted(lambda: rows(70, 70)),
-        },
-    ),
-    "torch: a loop without a loader counts nothing": Case(
-        lambda: counted(lambda: rows(70, 70), takes=False),
-        {
-            "take the train batches from handle.counted(…)": lambda: counted(lambda: rows(70, 70)),
-            "attach(train=loader)": lambda: plain(rows(70, 70)),
-        },
-    ),
     "torch: a counted iterable is short": Case(
         lambda: counted(lambda: list(rows(5, 3))),
         {
-            "handle.counted(itertools.islice(batches, n))": lambda: counted(lambda: itertools.islice(rows(5, 3), 3)),
+            "countoff.train(itertools.islice(batches, n))": lambda: counted(lambda: itertools.islice(rows(5, 3), 3)),
             ANY: lambda: counted(lambda: list(rows(5, 3)), uneven_train="stop"),
         },
         {ANY: "Truncated"},
@@ -388,7 +365,7 @@ TORCH: Mapping[str, Case] = {
             "every world_size-th sample": lambda: counted(
                 lambda: DataLoader(Rows(5, first=own_rank(), every=2), BATCH_SIZE)
             ),
-            "attach(..., compare_data=False)": lambda: counted(
+            "Countoff(..., compare_data=False)": lambda: counted(
                 lambda: DataLoader(Drawn(7), BATCH_SIZE), compare_data=False
             ),
         },
@@ -448,17 +425,6 @@ class Dealt(IterableDataset[Any]):
             yield images[number], labels[number]
 
 
-class SizedDealt(Dealt):
-    """The same, with a length in batches of each rank."""
-
-    def __init__(self, batches: int, reported: int) -> None:
-        super().__init__(batches, batches)
-        self.reported = reported
-
-    def __len__(self) -> int:
-        return 2 * self.reported * BATCH_SIZE
-
-
 class OwnBegin(Dealt):
     """Samples that begin elsewhere on each rank."""
 
@@ -499,16 +465,16 @@ def accelerated(
     steps: Callable[[int], bool] = lambda _: True,
     stops: Callable[[int], bool] = lambda _: False,
     schedule: Callable[[Any], Any] | None = None,
-    unseen: Any = None,
     as_one: bool = False,
     tells_epochs: bool = False,
+    first_epoch: int = 0,
     **options: Any,
 ) -> Heard:
     """Runs a loop over prepared loaders; the model is not prepared, so that nothing synchronises the ranks.
 
     Args:
         loader: The train loader, before `prepare()`.
-        batches: What the loop makes of it in each epoch.
+        batches: What the loop makes of the counted batches in each epoch.
         config: Arguments of DataLoaderConfiguration.
         accumulation: Gradient accumulation steps.
         epochs: Passes over the loader.
@@ -517,10 +483,10 @@ def accelerated(
         steps: Whether this rank steps after a batch.
         stops: Whether it leaves the loop after a batch.
         schedule: Makes the scheduler.
-        unseen: Another loader, which the loop iterates.
         as_one: Whether the train loader is prepared as for one process.
-        tells_epochs: Whether `attach` is told the number of epochs.
-        options: Of `attach`.
+        tells_epochs: Whether Countoff is told the number of epochs.
+        first_epoch: The number of the first epoch.
+        options: Of Countoff.
     """
     from accelerate import Accelerator
     from accelerate.data_loader import prepare_data_loader
@@ -542,12 +508,13 @@ def accelerated(
         )
     else:
         loader = accelerator.prepare(loader)
-    evals = {} if evaluation is None else {"eval": accelerator.prepare(evaluation)}
+    evaluation = None if evaluation is None else accelerator.prepare(evaluation)
     known = {"epochs": epochs} if tells_epochs else {}
+    own = countoff.accelerate.Countoff(accelerator, **known, **options)
 
-    def loop(_: Any) -> None:
-        for _epoch in range(epochs):
-            for number, (images, labels) in enumerate(batches(loader if unseen is None else unseen)):
+    def loop() -> None:
+        for epoch in range(first_epoch, first_epoch + epochs):
+            for number, (images, labels) in enumerate(batches(own.train(loader, epoch=epoch))):
                 with accelerator.accumulate(model):
                     accelerator.backward(torch.nn.functional.cross_entropy(model(images), labels))
                     if steps(number):
@@ -557,11 +524,11 @@ def accelerated(
                         scheduler.step()
                 if stops(number):
                     break
-            if evals and evaluates():
-                for _batch in evals["eval"]:
+            if evaluation is not None and evaluates():
+                for _ in own.eval(evaluation):
                     pass
 
-    return heard(lambda: countoff.accelerate.attach(accelerator, train=loader, **evals, **known, **options), loop)
+    return heard(own, loop)
 
 
 def dealt(*batches: int) -> DataLoader[Any]:
@@ -580,15 +547,15 @@ def _three(loader: Any) -> Iterable[Any]:
     return itertools.islice(loader, 3)
 
 
-STOPS = "attach(..., uneven_train='stop')"
-OFF = "attach(..., compare_data=False)"
+STOPS = "Countoff(..., uneven_train='stop')"
+OFF = "Countoff(..., compare_data=False)"
 AS_ONE = "prepare_data_loader(loader, num_processes=1, process_index=0)"
 ACCELERATE: Mapping[str, Case] = {
     "accelerate: a rank's stream is short": Case(
         lambda: accelerated(dealt(5, 3)),
         {
             "even_batches=True, the default": lambda: accelerated(mapped(36)),
-            "itertools.islice(loader, n)": lambda: accelerated(dealt(5, 3), batches=_three),
+            "itertools.islice(countoff.train(loader), n)": lambda: accelerated(dealt(5, 3), batches=_three),
             "n a multiple of gradient_accumulation_steps": lambda: accelerated(
                 dealt(5, 2), batches=_two, accumulation=2, epochs=2
             ),
@@ -614,24 +581,24 @@ ACCELERATE: Mapping[str, Case] = {
     "accelerate: evaluations are uneven": Case(
         lambda: accelerated(mapped(), evaluation=mapped(36), config={"even_batches": False}),
         {
-            "attach(..., uneven_eval='allow')": lambda: accelerated(
+            "Countoff(..., uneven_eval='allow')": lambda: accelerated(
                 mapped(), evaluation=mapped(36), config={"even_batches": False}, uneven_eval="allow"
             ),
             "give every rank the same number of evaluation batches": lambda: accelerated(
                 mapped(), evaluation=mapped(36)
             ),
-            "attach(..., uneven_eval='stop')": lambda: accelerated(
+            "Countoff(..., uneven_eval='stop')": lambda: accelerated(
                 mapped(), evaluation=mapped(36), config={"even_batches": False}, uneven_eval="stop"
             ),
         },
-        {"attach(..., uneven_eval='stop')": "Truncated"},
+        {"Countoff(..., uneven_eval='stop')": "Truncated"},
     ),
     "accelerate: rank 0 evaluates alone": Case(
         lambda: accelerated(
             dealt(3, 3), evaluation=dealt(2, 2), evaluates=lambda: own_rank() == 0, epochs=2, compare_data=False
         ),
         {
-            "attach(..., uneven_eval='off')": lambda: accelerated(
+            "Countoff(..., uneven_eval='off')": lambda: accelerated(
                 dealt(3, 3), evaluation=dealt(2, 2), evaluates=lambda: own_rank() == 0, uneven_eval="off", epochs=2
             ),
             "let all ranks evaluate after the same batch": lambda: accelerated(
@@ -656,8 +623,8 @@ ACCELERATE: Mapping[str, Case] = {
         },
     ),
     "accelerate: positions differ": Case(
-        lambda: accelerated(mapped(), start_epoch=own_rank()),
-        {"resume every rank from the same checkpoint": lambda: accelerated(mapped(), start_epoch=1)},
+        lambda: accelerated(mapped(), first_epoch=own_rank()),
+        {"resume every rank from the same checkpoint": lambda: accelerated(mapped(), first_epoch=1)},
     ),
     "accelerate: epochs differ": Case(
         lambda: accelerated(mapped(), epochs=1 + own_rank(), tells_epochs=True),
@@ -702,18 +669,6 @@ ACCELERATE: Mapping[str, Case] = {
             ),
             OFF: lambda: accelerated(mapped(40 - own_rank(), shuffle=True), compare_data=False),
         },
-    ),
-    "accelerate: len(loader) is too long": Case(
-        lambda: accelerated(DataLoader(SizedDealt(4, 8), BATCH_SIZE)),
-        {
-            "make len() of the dataset the number of samples that it yields": lambda: accelerated(
-                DataLoader(SizedDealt(4, 4), BATCH_SIZE)
-            )
-        },
-    ),
-    "accelerate: the loop iterates another loader": Case(
-        lambda: accelerated(mapped(), unseen=rows(70, 70)),
-        {"attach the one that prepare() returned": lambda: accelerated(mapped())},
     ),
 }
 CASES: Mapping[str, Case] = {**TORCH, **ACCELERATE}

@@ -13,6 +13,7 @@ from torch.utils.data.distributed import DistributedSampler
 from countoff.lightning import Countoff
 from integration_tests.identity_jobs import Whole, digits_set
 from integration_tests.jobs import BATCH_SIZE, Classifier, Job, own_rank, quiet
+from integration_tests.loops import counted
 
 
 class Forgetful(DistributedSampler[Any]):
@@ -84,22 +85,22 @@ def in_accelerate(data: str, countoff: bool = True) -> dict[str, Any]:
     from accelerate import Accelerator
     from accelerate.utils import DataLoaderConfiguration
 
-    from countoff.accelerate import attach
+    from countoff.accelerate import Countoff
 
     accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=False))
     torch.manual_seed(7)
     model = torch.nn.Linear(64, 10)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader_of(data))
-    handle = attach(accelerator, train=loader) if countoff else None
+    fit = Countoff(accelerator) if countoff else None
     for _ in range(3):
-        for images, labels in loader:
+        for images, labels in counted(fit, loader):
             accelerator.backward(torch.nn.functional.cross_entropy(model(images), labels))
             optimizer.step()
             optimizer.zero_grad()
-    if handle is not None:
-        handle.detach()
-    return told(handle and handle.guard, model.parameters())
+    if fit is not None:
+        fit.close()
+    return told(fit and fit.guard, model.parameters())
 
 
 def all_of(framework: str, cases: list[tuple[str, bool]]) -> list[dict[str, Any]]:

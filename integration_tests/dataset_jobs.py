@@ -222,16 +222,16 @@ def made(case: Case, *, sampler: bool) -> tuple[DataLoader[Any], DataLoader[Any]
 
 
 def in_torch(cases: list[Case]) -> None:
-    from countoff.torch import attach
+    from countoff.torch import Countoff
 
     devices.join()
     for case in cases:
         model = devices.ddp(torch.nn.Linear(64, 10))
         train, evaluation = made(case, sampler=case.samplers)
-        with attach(train=train, eval=evaluation, uneven_eval="allow", **case.options):
-            for batch in train:
+        with Countoff(uneven_eval="allow", **case.options) as countoff:
+            for batch in countoff.train(train):
                 loss_of(model, batch).backward()
-            for batch in evaluation or ():
+            for batch in () if evaluation is None else countoff.eval(evaluation):
                 loss_of(model.module, batch)
         dist.barrier()
 
@@ -240,7 +240,7 @@ def in_accelerate(cases: list[Case]) -> None:
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState, GradientState
 
-    from countoff.accelerate import attach
+    from countoff.accelerate import Countoff
 
     for case in cases:
         AcceleratorState._reset_state()
@@ -250,10 +250,10 @@ def in_accelerate(cases: list[Case]) -> None:
         train, evaluation = made(case, sampler=False)
         model, train = accelerator.prepare(torch.nn.Linear(64, 10), train)
         evaluation = None if evaluation is None else accelerator.prepare(evaluation)
-        with attach(accelerator, train=train, eval=evaluation, **case.options):
-            for batch in train:
+        with Countoff(accelerator, **case.options) as countoff:
+            for batch in countoff.train(train):
                 accelerator.backward(loss_of(model, batch))
-            for batch in evaluation or ():
+            for batch in () if evaluation is None else countoff.eval(evaluation):
                 loss_of(getattr(model, "module", model), batch)
         dist.barrier()
 
@@ -345,24 +345,23 @@ def in_fabric(cases: list[Case]) -> None:
 
     quiet()
     for case in cases:
-        countoff = Countoff(**case.options)
-        fabric = Fabric(**devices.lightning(), strategy="ddp", callbacks=[countoff])
+        fabric = Fabric(**devices.lightning(), strategy="ddp")
         fabric.launch()
         train, evaluation = made(case, sampler=False)
         bare = torch.nn.Linear(64, 10)
         model, optimizer = fabric.setup(bare, torch.optim.SGD(bare.parameters(), lr=0.01))
         loader: Any = fabric.setup_dataloaders(train)
-        evaluated: Any = () if evaluation is None else fabric.setup_dataloaders(evaluation)
-        for epoch in range(2):
-            if epoch:
-                case.wait_for_leak(countoff.guard)
-            for batch in loader:
-                fabric.backward(loss_of(model, batch))
-                optimizer.step()
-            with torch.no_grad():
-                for batch in evaluated:
-                    loss_of(bare, batch)
-        fabric.call("on_train_end")
+        evaluated: Any = None if evaluation is None else fabric.setup_dataloaders(evaluation)
+        with Countoff(fabric, optimizer=optimizer, **case.options) as countoff:
+            for epoch in range(2):
+                if epoch:
+                    case.wait_for_leak(countoff.guard)
+                for batch in countoff.train(loader):
+                    fabric.backward(loss_of(model, batch))
+                    optimizer.step()
+                with torch.no_grad():
+                    for batch in () if evaluated is None else countoff.eval(evaluated):
+                        loss_of(bare, batch)
 
 
 def in_composer(cases: list[Case]) -> None:

@@ -105,9 +105,9 @@ def _plain(case: Case) -> tuple[dict[str, list[float]], list[list[int]]]:
 
     datasets: list[Any] = [Stream()] if case.stream else [Noted(size) for size in case.sizes]
     loaders = {f"set{place}": case.loader(each) for place, each in enumerate(datasets)}
-    with countoff.torch.attach(eval=loaders) as handle:
-        _evaluate(loaders, leaves=case.leaves)
-        return of_evaluations(handle.progress()), [] if case.stream else [each.counted() for each in datasets]
+    with countoff.torch.Countoff() as fit:
+        _evaluate(fit, loaders, leaves=case.leaves)
+        return of_evaluations(fit.progress()), [] if case.stream else [each.counted() for each in datasets]
 
 
 def _accelerated(case: Case) -> tuple[dict[str, list[float]], list[list[int]]]:
@@ -119,14 +119,15 @@ def _accelerated(case: Case) -> tuple[dict[str, list[float]], list[list[int]]]:
     accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(**case.options))
     datasets = [Noted(size) for size in case.sizes]
     loaders = {f"set{place}": accelerator.prepare(case.loader(each)) for place, each in enumerate(datasets)}
-    with countoff.accelerate.attach(accelerator, eval=loaders) as handle:
-        _evaluate(loaders, leaves=case.leaves)
-        return of_evaluations(handle.progress()), [each.counted() for each in datasets]
+    with countoff.accelerate.Countoff(accelerator) as fit:
+        _evaluate(fit, loaders, leaves=case.leaves)
+        return of_evaluations(fit.progress()), [each.counted() for each in datasets]
 
 
-def _evaluate(loaders: Mapping[str, Any], *, leaves: bool) -> None:
-    for loader in loaders.values():
-        for _ in loader:
+def _evaluate(fit: Any, loaders: Mapping[str, Any], *, leaves: bool) -> None:
+    fit.start()
+    for name, loader in loaders.items():
+        for _ in fit.eval(loader, name):
             if leaves:
                 break
 

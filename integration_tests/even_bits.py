@@ -13,7 +13,8 @@ import numpy
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset, get_worker_info
 
-from countoff.torch import attach
+import countoff.accelerate
+import countoff.torch
 from integration_tests import devices
 from integration_tests.jobs import digits, own_rank, weights
 
@@ -138,11 +139,12 @@ def run(loader: Any, policy: Any, cut: int | None = None, **options: Any) -> tup
     taken: list[int] = []
     states: list[str] = []
     with contextlib.ExitStack() as stack:
+        counts: Any = None
         if policy is not None:
-            stack.enter_context(attach(train=loader, optimizer=optimizer, uneven_train=policy, **options))
+            counts = stack.enter_context(countoff.torch.Countoff(optimizer=optimizer, uneven_train=policy, **options))
         for _ in range(EPOCHS):
             taken.append(0)
-            for images, labels in itertools.islice(loader, cut) if policy is None else loader:
+            for images, labels in itertools.islice(loader, cut) if counts is None else counts.train(loader):
                 torch.nn.functional.cross_entropy(model(devices.moved((images,))[0]), labels).backward()
                 optimizer.step()
                 optimizer.zero_grad()
@@ -186,24 +188,26 @@ def unreadable(lengths: Sequence[int]) -> list[int]:
     devices.join()
     counts: list[int] = []
     for batch in (UserString("abc"), Named([1]), [UserString("abc")], object()):
-        with attach(uneven_train="stop") as handle:
-            counts.append(sum(1 for _ in handle.counted([batch] * lengths[own_rank()])))
+        with countoff.torch.Countoff(uneven_train="stop") as fit:
+            counts.append(sum(1 for _ in fit.train([batch] * lengths[own_rank()])))
     return counts
 
 
 def by_length(lengths: Sequence[int], policy: Any) -> dict[str, Any]:
-    """Trains a loop that makes its schedule of `len(loader)`, and steps after each second batch and the last one."""
+    """Trains a loop that makes its schedule of a pass's length, and steps after each second batch and the last one."""
     devices.join()
     loader = DataLoader(TensorDataset(*share(lengths[own_rank()])), batch_size=_SIZE, shuffle=True)
     model = devices.ddp(torch.nn.Linear(64, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     steps = 0
-    with attach(train=loader, optimizer=optimizer, uneven_train=policy):
-        length = len(loader)
+    with countoff.torch.Countoff(optimizer=optimizer, uneven_train=policy) as fit:
+        batches: Any = fit.train(loader)
+        length = len(batches)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=length * EPOCHS)
         for _ in range(EPOCHS):
-            for number, (images, labels) in enumerate(loader):
-                last = number + 1 == len(loader)
+            batches = fit.train(loader)
+            for number, (images, labels) in enumerate(batches):
+                last = number + 1 == len(batches)
                 with contextlib.nullcontext() if last or number % 2 else model.no_sync():
                     torch.nn.functional.cross_entropy(model(images), labels).backward()
                 if last or number % 2:
@@ -219,8 +223,6 @@ def accelerated() -> dict[bool, dict[str, Any]]:
     """As `equal`, with loaders that Accelerate has prepared."""
     from accelerate import Accelerator
 
-    from countoff.accelerate import attach as attach_prepared
-
     accelerator = Accelerator(cpu=True)
     found: dict[bool, dict[str, Any]] = {}
     for workers, policy in itertools.product((False, True), (None, "stop", "repeat")):
@@ -235,10 +237,11 @@ def accelerated() -> dict[bool, dict[str, Any]]:
         model, optimizer, loader = parts
         states: list[str] = []
         with contextlib.ExitStack() as stack:
+            counts: Any = None
             if policy is not None:
-                stack.enter_context(attach_prepared(accelerator, train=loader, uneven_train=policy))
+                counts = stack.enter_context(countoff.accelerate.Countoff(accelerator, uneven_train=policy))
             for _ in range(EPOCHS):
-                for images, labels in loader:
+                for images, labels in loader if counts is None else counts.train(loader):
                     accelerator.backward(torch.nn.functional.cross_entropy(model(images), labels))
                     optimizer.step()
                     optimizer.zero_grad()

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from countoff._adapter import even_loaders
 from countoff.core.store.channel import Channel
 from countoff.core.threads.process_threads import ProcessThreads
-from countoff.torch import attach
+from countoff.torch import Countoff
 from integration_tests import constants, devices
 from integration_tests.harness import tell
 from integration_tests.jobs import digits, own_rank, weights
@@ -98,7 +98,7 @@ def cut_by_hand(case: Case, loader: Any) -> Iterator[Any]:
     return itertools.islice(batches, total)
 
 
-def run(case: Case, watched: bool) -> dict[str, Any]:
+def run(case: Case, counts: bool) -> dict[str, Any]:
     """Trains on one rank and returns the weights, the number of batches of each epoch and whether they were pinned."""
     torch.manual_seed(7)
     model: Any = torch.nn.Linear(64, 10)
@@ -113,28 +113,26 @@ def run(case: Case, watched: bool) -> dict[str, Any]:
     evals = DataLoader(Shards([[3] * dist.get_world_size()]), batch_size=None)
     taken: list[int] = []
     pinned: set[bool] = set()
-    handle = None
+    countoff: Any = None
     with contextlib.ExitStack() as stack:
-        if watched:
-            handle = attach(
-                train=loader, eval=evals, optimizer=optimizer, uneven_train=case.policy, **constants.taken(case.options)
-            )
-            stack.enter_context(handle)
+        if counts:
+            countoff = Countoff(optimizer=optimizer, uneven_train=case.policy, **constants.taken(case.options))
+            stack.enter_context(countoff)
         for epoch in range(len(case.epochs)):
             dataset.epoch = epoch
             taken.append(0)
-            for batch in loader if watched else cut_by_hand(case, loader):
+            for batch in countoff.train(loader) if counts else cut_by_hand(case, loader):
                 taken[-1] += 1
                 pinned |= {each.is_pinned() for each in (batch.values() if hasattr(batch, "values") else batch)}
                 train_on(case, model, optimizer, batch, taken[-1])
                 if taken[-1] == case.evaluate_after:
-                    for images, labels in evals:
+                    for images, labels in countoff.eval(evals) if counts else evals:
                         model(devices.moved((images, labels))[0])
                 if taken[-1] == case.leave_after:
                     break
             optimizer.step()  # what an epoch's end leaves, as people write it
             optimizer.zero_grad()
-    del loader, handle, stack
+    del loader, countoff, stack
     gc.collect()
     workers = len(multiprocessing.active_children())
     full = model.weight.full_tensor() if case.sharded else None
@@ -161,22 +159,19 @@ def train_on(case: Case, model: Any, optimizer: Any, batch: Any, number: int) ->
 def with_twins(cases: Sequence[Case]) -> list[Any]:
     """Runs each case cut by hand and made even, all in one process group."""
     devices.join()
-    return [(run(case, watched=False), run(case, watched=True)) for case in cases]
+    return [(run(case, counts=False), run(case, counts=True)) for case in cases]
 
 
 def two_loaders() -> list[int]:
-    """Trains on two loaders in turn, each with a handle of its own, and evaluates with a collective per batch."""
+    """Trains on two loaders in turn, and evaluates with a collective per batch."""
     devices.join()
     first, second = (DataLoader(Shards([lengths]), batch_size=None) for lengths in ([5, 7], [4, 2]))
     evals = DataLoader(Shards([[6, 3]]), batch_size=None)
     counts: list[int] = []
-    with (
-        attach(train=first, eval=evals, uneven_train="stop", uneven_eval="stop"),
-        attach(train=second, uneven_train="stop"),
-    ):
+    with Countoff(uneven_train="stop", uneven_eval="stop") as countoff:
         for loader in (first, second, first, evals):
             counts.append(0)
-            for _ in loader:
+            for _ in countoff.eval(evals) if loader is evals else countoff.train(loader):
                 dist.barrier()
                 counts[-1] += 1
     return counts
@@ -215,8 +210,8 @@ def troubled(trouble: Callable[[], None], at: int = 4) -> list[int]:
     devices.join()
     loader = DataLoader(Troubled(9, at, trouble), batch_size=None)
     taken: list[int] = []
-    with attach(train=loader, uneven_train="stop"):
-        for _ in loader:
+    with Countoff(uneven_train="stop") as countoff:
+        for _ in countoff.train(loader):
             dist.barrier()
             taken.append(len(taken))
             print(f"trained on {len(taken)}", flush=True)
@@ -227,8 +222,8 @@ def leave_alone(policy: Any) -> None:
     """Rank 1 leaves the loop alone, after its third batch."""
     devices.join()
     loader = DataLoader(Shards([[9, 9]]), batch_size=None)
-    with attach(train=loader, uneven_train=policy):
-        for number, _ in enumerate(loader):
+    with Countoff(uneven_train=policy) as countoff:
+        for number, _ in enumerate(countoff.train(loader)):
             dist.barrier()
             if own_rank() == 1 and number == 2:
                 break
@@ -241,10 +236,10 @@ def pairs(lengths: Sequence[int], policy: Any) -> list[tuple[list[float], list[f
     # With a worker, a pass looks ahead, and so finds its end though the other one ends the loop first.
     loader = DataLoader(Shards([lengths]), batch_size=None, num_workers=1, multiprocessing_context="fork")
     found: list[tuple[list[float], list[float]]] = []
-    with attach(train=loader, uneven_train=policy):
+    with Countoff(uneven_train=policy) as countoff:
         for _ in range(2):
             found.append(([], []))
-            for one, other in zip(loader, loader, strict=False):
+            for one, other in zip(countoff.train(loader), countoff.train(loader), strict=False):
                 dist.barrier()
                 for batch, sums in zip((one, other), found[-1], strict=True):
                     sums.append(float(batch[0].sum()))
@@ -290,19 +285,17 @@ def queued(release: str) -> Iterator[int | None]:
     return iter(batches.get, None)
 
 
-STALLS = ("attached", "counted", "queued")
+STALLS = ("iterated", "queued")
 
 
 def stall(seconds: float) -> dict[str, list[int]]:
-    """Takes the batches of loaders that stall on rank 1 until the test releases it, one handle after the other."""
+    """Takes the batches of loaders that stall on rank 1 until the test releases it, one fit after the other."""
     devices.join()
     found: dict[str, list[int]] = {}
     for name in STALLS:
-        loader = Listed(name)
-        attached = name == "attached"
-        with attach(train=loader if attached else None, uneven_train="stop", stall_seconds=seconds) as handle:
-            source: Any = loader if attached else handle.counted(queued(name) if name == "queued" else loader)
-            found[name] = list(source)
+        source: Any = queued(name) if name == "queued" else Listed(name)
+        with Countoff(uneven_train="stop", stall_seconds=seconds) as countoff:
+            found[name] = list(countoff.train(source))
     return found
 
 
@@ -334,8 +327,8 @@ def paced(lookaheads: Sequence[int]) -> list[int]:
     for slow, lookahead in itertools.product(range(2), lookaheads):
         loader = DataLoader(Paced(slow, lookahead), batch_size=None)
         constants.put(LOOKAHEAD=lookahead)
-        with attach(train=loader, uneven_train="stop"):
-            counts.append(sum(1 for _ in loader))
+        with Countoff(uneven_train="stop") as countoff:
+            counts.append(sum(1 for _ in countoff.train(loader)))
     return counts
 
 
@@ -351,8 +344,8 @@ def without_listener(lengths: Sequence[int]) -> int:
 
     ProcessThreads._connect = late
     try:
-        with attach(uneven_train="stop") as handle:
-            taken = len(list(handle.counted(range(lengths[own_rank()]))))
+        with Countoff(uneven_train="stop") as countoff:
+            taken = sum(1 for _ in countoff.train(range(lengths[own_rank()])))
             ended.set()
     finally:
         ProcessThreads._connect = connect

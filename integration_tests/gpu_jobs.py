@@ -17,7 +17,7 @@ from countoff.core.data.fingerprint import Fingerprint, PendingFingerprint, begi
 from countoff.core.ending import nccl
 from countoff.core.liveness import collectives
 from countoff.core.waiting import until
-from countoff.torch import attach
+from countoff.torch import Countoff
 from integration_tests import composer_jobs, devices, fabric_jobs, jobs, sync_watch
 from integration_tests.constants import taken
 from integration_tests.jobs import BATCH_SIZE, digits, weights
@@ -113,7 +113,7 @@ def plain(samples: int, same: bool = False, options: dict[str, Any] = OPTIONS) -
     Args:
         samples: Samples of all ranks, or of each if all read the same.
         same: Whether all ranks read the same.
-        options: Those of `attach`.
+        options: Those of countoff.
 
     Returns:
         The final weights, and the kinds of what was warned of.
@@ -125,14 +125,14 @@ def plain(samples: int, same: bool = False, options: dict[str, Any] = OPTIONS) -
     dataset = TensorDataset(*(each[:samples] for each in digits()))
     sampler = None if same else DistributedSampler(dataset, shuffle=False)
     loader = Moved(DataLoader(dataset, batch_size=BATCH_SIZE, sampler=sampler, pin_memory=True))
-    with attach(train=loader, optimizer=optimizer, **taken(options)) as handle:
+    with Countoff(optimizer=optimizer, **taken(options)) as countoff:
         for _ in range(2):
-            for images, labels in loader:
+            for images, labels in countoff.train(loader):
                 images.mul_(2).sub_(1)
                 torch.nn.functional.cross_entropy(model(images), labels).backward()
                 optimizer.step()
                 optimizer.zero_grad()
-    return {"weights": weights(model), "warned": sorted({notice.kind for notice in handle.guard.notices})}
+    return {"weights": weights(model), "warned": sorted({notice.kind for notice in countoff.guard.notices})}
 
 
 def even(samples: int) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from countoff.core import Guard
 from integration_tests import composer_jobs, devices
 from integration_tests.accelerate_jobs import model_and_optimizer as linear
 from integration_tests.jobs import BATCH_SIZE, digits, quiet, weights
-from integration_tests.loops import even_loader, model_and_optimizer
+from integration_tests.loops import counted, even_loader, model_and_optimizer
 from integration_tests.trainer_jobs import Digits, Linear, collate
 
 SAMPLES = 160
@@ -141,20 +141,16 @@ def loop(
     model, optimizer = model_and_optimizer()
     loader, scheduler = even_loader(samples), make(optimizer)
     scale = torch.amp.GradScaler("cpu", enabled=scaler, init_scale=8.0)  # pyright: ignore[reportPrivateImportUsage]
-    handle: Any = contextlib.nullcontext()
+    fit: Any = contextlib.nullcontext()
     if watched:
         length = {"epochs": epochs} if told is None else told
-        handle = plain_torch.attach(
-            train=loader,
-            optimizer=optimizer,
-            scheduler=scheduler,
-            gradient_accumulation_steps=accumulation,
-            **length,
+        fit = plain_torch.Countoff(
+            optimizer=optimizer, scheduler=scheduler, gradient_accumulation_steps=accumulation, **length
         )
-    with handle:
+    with fit as countoff:
         for epoch in range(epochs):
             loader.sampler.set_epoch(epoch)  # pyright: ignore[reportAttributeAccessIssue]
-            for number, batch in enumerate(loader, 1):
+            for number, batch in enumerate(counted(countoff, loader), 1):
                 images, labels = devices.moved(batch)
                 loss = torch.nn.functional.cross_entropy(model(images), labels) / accumulation
                 overflows = scaler and number in (1, 2, 4, 9)
@@ -184,13 +180,11 @@ def resumed_loop(make: Make, watched: bool, *, doubled: bool = False, silently: 
     for first, last in ((0, 1), (1, 3)):
         model, optimizer = model_and_optimizer()
         loader, scheduler = even_loader(SAMPLES), make(optimizer)
-        handle: Any = contextlib.nullcontext()
+        fit: Any = contextlib.nullcontext()
         if watched:
-            told: dict[str, Any] = (
-                {"epochs": 3} if silently else {"epochs": 3, "start_epoch": first, "start_step": 20 * first}
-            )
-            handle = plain_torch.attach(train=loader, optimizer=optimizer, scheduler=scheduler, **told)
-        with handle:
+            steps = 0 if silently else 20 * first
+            fit = plain_torch.Countoff(optimizer=optimizer, scheduler=scheduler, epochs=3, start_step=steps)
+        with fit as countoff:
             if before:
                 model.load_state_dict(before["model"])
                 optimizer.load_state_dict(before["optimizer"])
@@ -199,10 +193,11 @@ def resumed_loop(make: Make, watched: bool, *, doubled: bool = False, silently: 
                     for _ in range(20):
                         scheduler.step()
                 if watched and not silently:
-                    handle.load_state_dict(before["countoff"])
+                    countoff.load_state_dict(before["countoff"])
             for epoch in range(first, last):
                 loader.sampler.set_epoch(epoch)  # pyright: ignore[reportAttributeAccessIssue]
-                for batch in loader:
+                told: dict[str, Any] = {} if silently else {"epoch": epoch}
+                for batch in countoff.train(loader, **told) if watched else loader:
                     images, labels = devices.moved(batch)
                     torch.nn.functional.cross_entropy(model(images), labels).backward()
                     optimizer.step()
@@ -210,7 +205,7 @@ def resumed_loop(make: Make, watched: bool, *, doubled: bool = False, silently: 
                     scheduler.step()
             parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
             before = {name: each.state_dict() for name, each in parts.items()}
-            before["countoff"] = handle.state_dict() if watched else {}
+            before["countoff"] = countoff.state_dict() if watched else {}
     return model
 
 
@@ -327,16 +322,16 @@ def prepared(
         split = accelerator.split_batches
         loader = map_loader(SAMPLES, batch_size=BATCH_SIZE * (accelerator.num_processes if split else 1))
         model, optimizer, train, scheduler = accelerator.prepare(model, raw, loader, make(raw))
-        handle: Any = contextlib.nullcontext()
+        fit: Any = contextlib.nullcontext()
         if watched:
             length = {"epochs": 3} if told is None else told
-            handle = accelerate.attach(accelerator, train=train, **length)
-        with handle:
+            fit = accelerate.Countoff(accelerator, **length)
+        with fit as countoff:
             if first:
                 accelerator.load_state("saved")
             for epoch in range(first, last):
                 train.set_epoch(epoch)
-                for images, labels in train:
+                for images, labels in counted(countoff, train):
                     with accelerator.accumulate(model):
                         accelerator.backward(torch.nn.functional.cross_entropy(model(images), labels))
                         optimizer.step()
@@ -500,23 +495,24 @@ def with_lightning() -> dict[str, Train]:
 
 def with_fabric_loop(make: Make, watched: bool, *, accumulation: int = 1, **told: Any) -> torch.nn.Module:
     """A loop of three epochs with Fabric, which is told of its scheduler."""
-    callback = fabric.Countoff()
-    one = Fabric(**devices.lightning(), strategy="ddp", callbacks=[callback] if watched else [])
+    one = Fabric(**devices.lightning(), strategy="ddp")
     one.launch()
     raw, optimizer = linear()
     scheduler = make(optimizer)
     model, applied = one.setup(raw, optimizer)
     loader: Any = one.setup_dataloaders(map_loader(SAMPLES))
+    fit: Any = contextlib.nullcontext()
     if watched:
-        callback.watch_schedule(scheduler, gradient_accumulation_steps=accumulation, **(told or {"epochs": 3}))
-    for _ in range(3):
-        for number, (images, labels) in enumerate(loader, 1):
-            one.backward(torch.nn.functional.cross_entropy(model(images), labels) / accumulation)
-            if number % accumulation == 0:
-                applied.step()
-                applied.zero_grad()
-                scheduler.step()
-    callback.on_train_end()
+        told = {"gradient_accumulation_steps": accumulation, **(told or {"epochs": 3})}
+        fit = fabric.Countoff(one, optimizer=applied, scheduler=scheduler, **told)
+    with fit as countoff:
+        for _ in range(3):
+            for number, (images, labels) in enumerate(counted(countoff, loader), 1):
+                one.backward(torch.nn.functional.cross_entropy(model(images), labels) / accumulation)
+                if number % accumulation == 0:
+                    applied.step()
+                    applied.zero_grad()
+                    scheduler.step()
     return raw
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from countoff.torch import attach
+from countoff.torch import Countoff
 from integration_tests import devices, loops
 from integration_tests.jobs import own_rank, share_loader
 
@@ -65,10 +65,10 @@ def _fit(framework: str, levels: dict[str, Any]) -> dict[str, str]:
         return _fit_accelerate(levels)
     model, optimizer = loops.model_and_optimizer()
     loader = share_loader(3)
-    with attach(train=loader, optimizer=optimizer, levels=levels) as handle:
-        for batch in loader:
+    with Countoff(optimizer=optimizer, levels=levels) as countoff:
+        for batch in countoff.train(loader):
             loops.train_on(model, optimizer, batch)
-    return {each.kind: each.sentence for each in handle.guard.notices}
+    return {each.kind: each.sentence for each in countoff.guard.notices}
 
 
 def _fit_accelerate(levels: dict[str, Any]) -> dict[str, str]:
@@ -79,8 +79,7 @@ def _fit_accelerate(levels: dict[str, Any]) -> dict[str, str]:
     accelerator = job.accelerator()
     loader = job.train_loader(accelerator.num_processes)
     model, optimizer, train = accelerator.prepare(*accelerate_jobs.model_and_optimizer(), loader)
-    handle = accelerate.attach(accelerator, train=train, levels=levels)
-    for batch in train:
-        accelerate_jobs.forward_and_back(accelerator, model, optimizer, batch)
-    handle.detach()
-    return {each.kind: each.sentence for each in handle.guard.notices}
+    with accelerate.Countoff(accelerator, levels=levels) as countoff:
+        for batch in countoff.train(train):
+            accelerate_jobs.forward_and_back(accelerator, model, optimizer, batch)
+    return {each.kind: each.sentence for each in countoff.guard.notices}

@@ -13,10 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from countoff.torch import attach
+from countoff.torch import Countoff
 from integration_tests.constants import taken
 from integration_tests.jobs import BATCH_SIZE, digits, own_rank, weights
-from integration_tests.loops import model_and_optimizer, train_on
+from integration_tests.loops import counted, model_and_optimizer, train_on
 
 SAMPLES = 80
 
@@ -75,7 +75,7 @@ class Sharing:
         looks: Whether a look at the train data, without training, follows every epoch.
         epochs: How many.
         tensor_parallel: Ranks that share a batch.
-        options: Those of attach; None: no countoff.
+        options: Those of countoff; None: no countoff.
     """
 
     data: str = "digits"
@@ -113,19 +113,19 @@ def _train(sharing: Sharing) -> dict[str, Any]:
     if sharing.tensor_parallel > 1:
         shape = dist.get_world_size() // sharing.tensor_parallel, sharing.tensor_parallel
         mesh = dist.device_mesh.init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp"))
-    handle = None
+    countoff = None
     if sharing.options is not None:
-        handle = attach(train=loader, optimizer=optimizer, mesh=mesh, **taken(sharing.options))
+        countoff = Countoff(optimizer=optimizer, mesh=mesh, **taken(sharing.options))
     for epoch in range(sharing.epochs):
         if isinstance(loader.sampler, DistributedSampler) and sharing.set_epoch:
             loader.sampler.set_epoch(epoch)
-        for batch in loader:
+        for batch in counted(countoff, loader):
             train_on(model, optimizer, batch)
         for _ in loader if sharing.looks else ():
             pass
-    if handle is not None:
-        handle.detach()
-    notices = [] if handle is None else handle.guard.notices
+    if countoff is not None:
+        countoff.close()
+    notices = [] if countoff is None else countoff.guard.notices
     return {"weights": weights(model), "warned": {notice.kind: notice.sentence for notice in notices}}
 
 
@@ -183,23 +183,23 @@ def shuffled(dataset: Any, collate: Callable[[list[Any]], Any] | None = None) ->
 class Odd:
     """One loop over unusual batches or passes, with countoff or without it."""
 
-    def __init__(self, countoff: bool) -> None:
+    def __init__(self, enabled: bool) -> None:
         torch.manual_seed(own_rank())
         random.seed(own_rank())
         numpy.random.seed(own_rank())
         self.model, self.optimizer = model_and_optimizer()
-        self.countoff = countoff
-        self.handle: Any = None
+        self.enabled = enabled
+        self.countoff: Any = None
         self.seen = 0
 
     def epochs(self, loader: DataLoader[Any], count: int = 2, **options: Any) -> Iterator[tuple[int, Iterable[Any]]]:
         """The loader, once per epoch, each with an order of its own."""
-        if self.countoff:
-            self.handle = attach(train=loader, optimizer=self.optimizer, **options)
+        if self.enabled:
+            self.countoff = Countoff(optimizer=self.optimizer, **options)
         for epoch in range(count):
             if isinstance(loader.sampler, DistributedSampler):
                 loader.sampler.set_epoch(epoch)
-            yield epoch, loader
+            yield epoch, counted(self.countoff, loader)
 
     def train(self, images: Any, labels: Any) -> None:
         train_on(self.model, self.optimizer, (images, labels))
@@ -257,17 +257,17 @@ class Odd:
 ODD = [name for name, value in vars(Odd).items() if callable(value) and name not in ("__init__", "epochs", "train")]
 
 
-def odd(countoff: bool) -> dict[str, Any]:
+def odd(enabled: bool) -> dict[str, Any]:
     """Runs each odd loop; returns what it was warned of, its weights, the random state, and what a mode has seen."""
     dist.init_process_group("gloo")
     found: dict[str, Any] = {}
     for name in ODD:
-        loop = Odd(countoff)
+        loop = Odd(enabled)
         getattr(loop, name)()
         notices = []
-        if loop.handle is not None:
-            loop.handle.detach()
-            notices = [notice.kind for notice in loop.handle.guard.notices]
+        if loop.countoff is not None:
+            loop.countoff.close()
+            notices = [notice.kind for notice in loop.countoff.guard.notices]
         state = random.random(), numpy.random.random(), torch.rand(()).item()
         found[name] = {"warned": notices, "weights": weights(loop.model), "random": state, "seen": loop.seen}
     return found

@@ -108,20 +108,20 @@ def loss_of(model: Any, batch: Any) -> torch.Tensor:
 
 
 def run_torch(doom: Doom) -> None:
-    from countoff.torch import attach
+    from countoff.torch import Countoff
 
     dist.init_process_group("gloo")
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     train, evaluation = loaders(doom, sharded=True)
     doom.before_fit()
-    attach(train=train, eval=evaluation, optimizer=optimizer)
-    for number, batch in enumerate(train, start=1):
+    countoff = Countoff(optimizer=optimizer)
+    for number, batch in enumerate(countoff.train(train), start=1):
         doom.strike("batch", number)
         loss_of(model, batch).backward()
         optimizer.step()
         optimizer.zero_grad()
-    for batch in evaluation:
+    for batch in countoff.eval(evaluation):
         with torch.no_grad():
             dist.all_reduce(loss_of(model.module, batch))
 
@@ -129,20 +129,20 @@ def run_torch(doom: Doom) -> None:
 def run_accelerate(doom: Doom) -> None:
     from accelerate import Accelerator
 
-    from countoff.accelerate import attach
+    from countoff.accelerate import Countoff
 
     accelerator = Accelerator(cpu=True)
     model = torch.nn.Linear(64, 10)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model, optimizer, train, evaluation = accelerator.prepare(model, optimizer, *loaders(doom, sharded=False))
     doom.before_fit()
-    attach(accelerator, train=train, eval=evaluation)
-    for number, batch in enumerate(train, start=1):
+    countoff = Countoff(accelerator)
+    for number, batch in enumerate(countoff.train(train), start=1):
         doom.strike("batch", number)
         accelerator.backward(loss_of(model, batch))
         optimizer.step()
         optimizer.zero_grad()
-    for batch in evaluation:
+    for batch in countoff.eval(evaluation):
         with torch.no_grad():
             accelerator.gather(loss_of(accelerator.unwrap_model(model), batch))
 
@@ -208,18 +208,19 @@ def run_fabric(doom: Doom) -> None:
     from countoff.fabric import Countoff
 
     ranks = int(os.environ["LOCAL_WORLD_SIZE"])
-    fabric = Fabric(accelerator="cpu", devices=ranks, strategy="ddp", callbacks=[Countoff()])
+    fabric = Fabric(accelerator="cpu", devices=ranks, strategy="ddp")
     fabric.launch()
     model = fabric.setup(torch.nn.Linear(64, 10))
     optimizer: Any = fabric.setup_optimizers(torch.optim.SGD(model.parameters(), lr=0.1))
     train, evaluation = fabric.setup_dataloaders(*loaders(doom, sharded=False))
     doom.before_fit()
-    for number, batch in enumerate(train, start=1):
+    countoff = Countoff(fabric, optimizer=optimizer)
+    for number, batch in enumerate(countoff.train(train), start=1):
         doom.strike("batch", number)
         fabric.backward(loss_of(model, batch))
         optimizer.step()
         optimizer.zero_grad()
-    for batch in evaluation:
+    for batch in countoff.eval(evaluation):
         with torch.no_grad():
             fabric.all_reduce(loss_of(model, batch))
 

@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from countoff.torch import attach
+from countoff.torch import Countoff
 from integration_tests import devices
 from integration_tests.constants import put
 from integration_tests.jobs import BATCH_SIZE, digits, own_rank, share_loader, weights
@@ -34,13 +34,18 @@ def even_loader(samples: int = 80) -> DataLoader[Any]:
     return DataLoader(dataset, batch_size=BATCH_SIZE, sampler=DistributedSampler(dataset))
 
 
+def counted(countoff: Any, loader: Any) -> Any:
+    """A train epoch over a loader; counted, unless countoff is None."""
+    return loader if countoff is None else countoff.train(loader)
+
+
 def uneven(batches: list[int], options: dict[str, Any] | None = None) -> None:
     devices.join()
     model, optimizer = model_and_optimizer()
     loader = share_loader(batches[own_rank()])
-    attach(train=loader, optimizer=optimizer, **(options or dict[str, Any]()))
+    countoff = Countoff(optimizer=optimizer, **(options or dict[str, Any]()))
     for _ in range(3):
-        for batch in loader:
+        for batch in countoff.train(loader):
             train_on(model, optimizer, batch)
 
 
@@ -48,11 +53,11 @@ def uneven_eval(batches: list[int], uneven_eval: Any) -> None:
     devices.join()
     model, optimizer = model_and_optimizer()
     loader, evals = even_loader(40), share_loader(batches[own_rank()])
-    attach(train=loader, eval=evals, uneven_eval=uneven_eval)
+    countoff = Countoff(uneven_eval=uneven_eval)
     for _ in range(2):
-        for batch in loader:
+        for batch in countoff.train(loader):
             train_on(model, optimizer, batch)
-        for batch in evals:
+        for batch in countoff.eval(evals):
             images, labels = devices.moved(batch)
             torch.nn.functional.cross_entropy(model.module(images), labels)
 
@@ -62,8 +67,8 @@ def skip_a_step(at: int, tick_batches: int) -> None:
     model, optimizer = model_and_optimizer()
     loader = even_loader()
     put(TICK_BATCHES=tick_batches)
-    attach(train=loader, optimizer=optimizer)
-    for number, batch in enumerate(loader):
+    countoff = Countoff(optimizer=optimizer)
+    for number, batch in enumerate(countoff.train(loader)):
         images, labels = devices.moved(batch)
         torch.nn.functional.cross_entropy(model(images), labels).backward()
         if own_rank() == 0 or number != at:
@@ -76,8 +81,8 @@ def shifted_accumulation() -> None:
     devices.join()
     model, optimizer = model_and_optimizer()
     loader = even_loader()
-    attach(train=loader, optimizer=optimizer, gradient_accumulation_steps=2)
-    for number, batch in enumerate(loader):
+    countoff = Countoff(optimizer=optimizer, gradient_accumulation_steps=2)
+    for number, batch in enumerate(countoff.train(loader)):
         images, labels = devices.moved(batch)
         torch.nn.functional.cross_entropy(model(images), labels).backward()
         if number % 2 == own_rank():
@@ -91,8 +96,8 @@ def own_learning_rate() -> None:
     optimizer.param_groups[0]["lr"] = 0.1 * (1 + own_rank())
     loader = even_loader()
     put(TICK_BATCHES=2)
-    attach(train=loader, optimizer=optimizer)
-    for batch in loader:
+    countoff = Countoff(optimizer=optimizer)
+    for batch in countoff.train(loader):
         train_on(model, optimizer, batch)
 
 
@@ -100,8 +105,8 @@ def rank_dependent_break() -> None:
     devices.join()
     model, optimizer = model_and_optimizer()
     loader = even_loader()
-    attach(train=loader)
-    for number, batch in enumerate(loader):
+    countoff = Countoff()
+    for number, batch in enumerate(countoff.train(loader)):
         train_on(model, optimizer, batch)
         if own_rank() == 1 and number == 2:
             break
@@ -114,15 +119,15 @@ def evaluates_early() -> None:
 
     def wait_for_verdict(number: int) -> None:
         # Else the evaluation's collective could meet one of the training, of another size, and gloo aborts then.
-        while handle.guard.verdict is None:
+        while countoff.guard.verdict is None:
             time.sleep(0.01)
 
     loader, evals = even_loader(), share_loader(2, before=wait_for_verdict)
-    handle = attach(train=loader, eval=evals)
-    for number, batch in enumerate(loader):
+    countoff = Countoff()
+    for number, batch in enumerate(countoff.train(loader)):
         train_on(model, optimizer, batch)
         if number == 3 + own_rank():
-            for _ in evals:
+            for _ in countoff.eval(evals):
                 pass
             dist.all_reduce(torch.zeros(1, device=devices.own_device()))
 
@@ -131,41 +136,41 @@ def trains_one_epoch_more() -> None:
     devices.join()
     model, optimizer = model_and_optimizer()
     loader = even_loader()
-    attach(train=loader)
+    countoff = Countoff()
     for _ in range(1 + own_rank()):
-        for batch in loader:
+        for batch in countoff.train(loader):
             train_on(model, optimizer, batch)
 
 
 def healthy_without_and_with() -> list[dict[str, Any]]:
     """The outcomes of the same loop without countoff and with it, in one process."""
     devices.join()
-    return [healthy(countoff) for countoff in (False, True)]
+    return [healthy(enabled) for enabled in (False, True)]
 
 
-def healthy(countoff: bool) -> dict[str, Any]:
+def healthy(enabled: bool) -> dict[str, Any]:
     """A loop with what people do: breaks, evaluations in mid-epoch, nested loops, an iterator by hand."""
     model, optimizer = model_and_optimizer()
     loader, evals = even_loader(), share_loader(2)
-    handle = attach(train=loader, eval={"digits": evals}, optimizer=optimizer, enabled=countoff, uneven_eval="raise")
+    countoff = Countoff(optimizer=optimizer, enabled=enabled, uneven_eval="raise")
     for epoch in range(3):
         assert isinstance(loader.sampler, DistributedSampler)
         loader.sampler.set_epoch(epoch)
-        for number, batch in enumerate(loader):
+        for number, batch in enumerate(countoff.train(loader)):
             train_on(model, optimizer, batch)
             if number == 2:
-                for evaluated in evals:
+                for evaluated in countoff.eval(evals, "digits"):
                     model.module(devices.moved(evaluated)[0])
             if epoch == 1 and number == 4:
                 break
-        for _ in evals:
+        for _ in countoff.eval(evals, "digits"):
             break
-    iterator = iter(loader)
+    iterator = iter(countoff.train(loader))
     train_on(model, optimizer, next(iterator))
-    progress = handle.progress() if countoff else {}
-    steps = handle.guard.steps if countoff else 0
-    handle.detach()
-    handle.detach()
+    progress = countoff.progress() if enabled else {}
+    steps = countoff.guard.steps if enabled else 0
+    countoff.close()
+    countoff.close()
     assert type(loader) is DataLoader
     return {"weights": weights(model), "steps": steps, "progress": progress}
 
@@ -174,12 +179,12 @@ def joined(batches: list[int]) -> str:
     devices.join()
     model, optimizer = model_and_optimizer()
     loader = share_loader(batches[own_rank()])
-    handle = attach(train=loader)
+    countoff = Countoff()
     for _ in range(2):
-        with handle.uncounted(), model.join():
-            for batch in loader:
+        with countoff.uncounted(), model.join():
+            for batch in countoff.train(loader):
                 train_on(model, optimizer, batch)
-    handle.detach()
+    countoff.close()
     return weights(model)
 
 
@@ -187,13 +192,13 @@ def evaluates_on_rank_0(declared: bool) -> str:
     devices.join()
     model, optimizer = model_and_optimizer()
     loader, evals = even_loader(), share_loader(2)
-    with attach(train=loader, eval=evals, uneven_eval="off" if declared else None):
+    with Countoff(uneven_eval="off" if declared else None) as countoff:
         for epoch in range(2):
             loader.sampler.set_epoch(epoch)  # pyright: ignore[reportAttributeAccessIssue]
-            for batch in loader:
+            for batch in countoff.train(loader):
                 train_on(model, optimizer, batch)
             if own_rank() == 0:
-                for _ in evals:
+                for _ in countoff.eval(evals):
                     pass
     return weights(model)
 
@@ -205,8 +210,8 @@ def over_file_store(path: str, batches: list[int]) -> None:
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world_size)
     model, optimizer = model_and_optimizer()
     loader = share_loader(batches[rank])
-    attach(train=loader)
-    for batch in loader:
+    countoff = Countoff()
+    for batch in countoff.train(loader):
         train_on(model, optimizer, batch)
 
 
@@ -217,8 +222,8 @@ def exits_quietly() -> None:
     devices.join()
     model, optimizer = model_and_optimizer()
     loader = even_loader()
-    attach(train=loader)
-    for number, batch in enumerate(loader):
+    countoff = Countoff()
+    for number, batch in enumerate(countoff.train(loader)):
         train_on(model, optimizer, batch)
         if own_rank() == 1 and number == 3:
             sys.exit(0)
@@ -228,8 +233,8 @@ def raises_in_the_loop() -> None:
     devices.join()
     model, optimizer = model_and_optimizer()
     loader = even_loader()
-    attach(train=loader)
-    for number, batch in enumerate(loader):
+    countoff = Countoff()
+    for number, batch in enumerate(countoff.train(loader)):
         train_on(model, optimizer, batch)
         if own_rank() == 1 and number == 3:
             raise ValueError("loss is not finite")

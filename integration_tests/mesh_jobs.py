@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset, random_split
 from torch.utils.data.distributed import DistributedSampler
 
 from countoff.mesh import dp_position
-from countoff.torch import attach
+from countoff.torch import Countoff
 from integration_tests import devices
 from integration_tests.constants import put
 from integration_tests.jobs import BATCH_SIZE, digits
@@ -75,18 +75,18 @@ def _train(mesh: Any, job: Job) -> dict[str, str]:
     )
     put(TICK_BATCHES=TICK)
     options: dict[str, Any] = {"mesh": mesh, "epochs": EPOCHS, "uneven_eval": "raise"}
-    handle = attach(train=loader, eval=evaluation, optimizer=optimizer, model=model, **options)
+    countoff = Countoff(optimizer=optimizer, model=model, **options)
     for epoch in range(EPOCHS):
         samplers[0].set_epoch(epoch)
-        for batch in loader:
+        for batch in countoff.train(loader):
             if job.fault != "frozen":
                 train_on(model, optimizer, batch)
         if job.fault != "frozen":
             with torch.no_grad():
-                for batch_images, _ in evaluation:
+                for batch_images, _ in countoff.eval(evaluation):
                     model(batch_images)
     if job.fault:
-        wait_for_notice(handle.guard)
+        wait_for_notice(countoff.guard)
     dist.barrier()
-    handle.detach()
-    return {each.kind: each.sentence for each in handle.guard.notices}
+    countoff.close()
+    return {each.kind: each.sentence for each in countoff.guard.notices}

@@ -11,7 +11,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from countoff.core import DivergenceError
 from countoff.mesh import dp_position
-from countoff.torch import attach
+from countoff.torch import Countoff
 from integration_tests.constants import put
 
 
@@ -24,17 +24,17 @@ def loop_on(mesh: Any, dataset: Any, replicas: int, share: int, **options: Any) 
     group = mesh.get_group("dp")
     seen: list[int] = []
     put(GRACE_SECONDS=900)  # the job goes on after a verdict, and must not be ended for it on a slow machine
-    with attach(train=loader, optimizer=optimizer, mesh=mesh, **options) as watched:
+    with Countoff(optimizer=optimizer, mesh=mesh, **options) as countoff:
         for epoch in range(2):
             loader.sampler.set_epoch(epoch)  # pyright: ignore[reportAttributeAccessIssue]
-            for images, labels, numbers in loader:
+            for images, labels, numbers in countoff.train(loader):
                 seen += numbers.tolist()
                 optimizer.zero_grad()
                 torch.nn.functional.cross_entropy(layer(images), labels).backward()
                 for parameter in layer.parameters():
                     dist.all_reduce(parameter.grad, group=group)
                 optimizer.step()
-    return {"seen": seen, "notices": watched.guard.notices, **watched.progress()}
+    return {"seen": seen, "notices": countoff.guard.notices, **countoff.progress()}
 
 
 def loop_over_shares() -> dict[str, Any]:

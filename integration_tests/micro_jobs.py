@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from integration_tests import devices
 from integration_tests.constants import put, taken
 from integration_tests.jobs import Job, digits, own_rank, quiet, share_loader, weights
+from integration_tests.loops import counted
 
 BATCHES, MICRO_BATCHES = 10, 4
 
@@ -100,15 +101,15 @@ def plain(cases: Sequence[Micro]) -> list[dict[str, Any]]:
 
 def hang() -> None:
     """Synchronises every micro-batch; rank 1 runs one more in the epoch's last batch, and no other rank joins in."""
-    from countoff.torch import attach
+    from countoff.torch import Countoff
 
     devices.join()
     case = Micro(extra=(BATCHES,))
     ddp = devices.ddp(torch.nn.Linear(64, 10))
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
     loader = share_loader(BATCHES)
-    attach(train=loader, optimizer=optimizer, model=ddp, stall_seconds=2)
-    for number, batch in enumerate(loader, start=1):
+    countoff = Countoff(optimizer=optimizer, model=ddp, stall_seconds=2)
+    for number, batch in enumerate(countoff.train(loader), start=1):
         images, labels = devices.moved(batch)
         for _ in range(case.micro_batches(number)):
             torch.nn.functional.cross_entropy(ddp(images), labels).backward()
@@ -117,26 +118,26 @@ def hang() -> None:
 
 
 def _train_plain(case: Micro) -> dict[str, Any]:
-    from countoff.torch import attach
+    from countoff.torch import Countoff
 
     torch.manual_seed(7)
     net = Net(case.model)
     ddp = devices.ddp(net)
     model: Any = torch.compile(ddp, backend="eager") if case.model.startswith("compiled") else ddp
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
-    loader, handle = share_loader(BATCHES), None
+    loader, countoff = share_loader(BATCHES), None
     if case.options is not None:
         # Here the model is observed itself too: its wrapper calls it once, and cannot be copied.
         observed = ddp if case.model == "compiled inside" else model
         if case.model == "recursive" or case.copies:
             observed = [ddp, net]
-        start = {"start_epoch": case.start_epoch, "start_step": BATCHES * case.start_epoch}
-        handle = attach(train=loader, optimizer=optimizer, model=observed, **start, **taken(case.options))
+        steps = BATCHES * case.start_epoch
+        countoff = Countoff(optimizer=optimizer, model=observed, start_step=steps, **taken(case.options))
     for epoch in range(case.start_epoch, 2):
-        for number, batch in enumerate(loader, start=1):
+        for number, batch in enumerate(loader if countoff is None else countoff.train(loader, epoch=epoch), start=1):
             images, labels = devices.moved(batch)
-            case.wait_for_warning(handle and handle.guard, epoch, number)
-            _aside(case.aside, model, images, handle)
+            case.wait_for_warning(countoff and countoff.guard, epoch, number)
+            _aside(case.aside, model, images, countoff)
             count = case.micro_batches(number) if not epoch else MICRO_BATCHES
             for micro_batch in range(count):
                 last = micro_batch == count - 1 and not number % case.every
@@ -152,12 +153,12 @@ def _train_plain(case: Micro) -> dict[str, Any]:
             for each in (copy.deepcopy(net), pickle.loads(pickled)):
                 assert weights(each) == weights(net)
                 each(devices.moved([digits()[0][:4]])[0])
-    found = _found(handle)
+    found = _found(countoff)
     hooks = [each for module in (model, ddp, net) for each in (*module._forward_hooks, *module._forward_pre_hooks)]
     return {**found, "weights": weights(ddp), "hooks": len(hooks)}
 
 
-def _aside(kind: str, model: Any, images: torch.Tensor, handle: Any) -> None:
+def _aside(kind: str, model: Any, images: torch.Tensor, countoff: Any) -> None:
     """What rank 1 alone does beside its training; every rank draws nothing at random, and no rank waits for it."""
     if own_rank() != 1 or not kind:
         return
@@ -177,15 +178,15 @@ def _aside(kind: str, model: Any, images: torch.Tensor, handle: Any) -> None:
         with contextlib.suppress(ValueError), model.no_sync():
             model(images[:0])
     elif kind == "uncounted":
-        with contextlib.nullcontext() if handle is None else handle.uncounted(), model.no_sync():
+        with contextlib.nullcontext() if countoff is None else countoff.uncounted(), model.no_sync():
             model(images)
 
 
-def _found(handle: Any) -> dict[str, Any]:
+def _found(countoff: Any) -> dict[str, Any]:
     """Ends a fit; returns the sentence of its verdict and those of its warnings."""
-    if handle is not None:
-        handle.detach()
-    return {"said": said(handle and handle.guard)}
+    if countoff is not None:
+        countoff.close()
+    return {"said": said(countoff and countoff.guard)}
 
 
 def said(guard: Any) -> list[str]:
@@ -205,7 +206,7 @@ def _train_accelerated(case: Micro) -> dict[str, Any]:
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState, GradientState
 
-    from countoff.accelerate import attach
+    from countoff.accelerate import Countoff
     from integration_tests.accelerate_jobs import map_loader
 
     AcceleratorState._reset_state()
@@ -216,10 +217,10 @@ def _train_accelerated(case: Micro) -> dict[str, Any]:
     model, optimizer, loader = accelerator.prepare(
         model, torch.optim.SGD(model.parameters(), lr=0.1), map_loader(4 * BATCHES * accelerator.num_processes)
     )
-    handle = None if case.options is None else attach(accelerator, train=loader, **taken(case.options))
+    countoff = None if case.options is None else Countoff(accelerator, **taken(case.options))
     for epoch in range(2):
-        for number, (images, labels) in enumerate(loader, start=1):
-            case.wait_for_warning(handle and handle.guard, epoch, number)
+        for number, (images, labels) in enumerate(counted(countoff, loader), start=1):
+            case.wait_for_warning(countoff and countoff.guard, epoch, number)
             if own_rank() == 1 and number in case.extra and not epoch:
                 with accelerator.no_sync(model):
                     accelerator.backward(torch.nn.functional.cross_entropy(model(images), labels))
@@ -227,7 +228,7 @@ def _train_accelerated(case: Micro) -> dict[str, Any]:
                 accelerator.backward(torch.nn.functional.cross_entropy(model(images), labels))
                 optimizer.step()
                 optimizer.zero_grad()
-    found = _found(handle)
+    found = _found(countoff)
     accelerator.wait_for_everyone()
     return {**found, "weights": weights(model), "hooks": "backward" not in vars(Accelerator)}
 
@@ -323,15 +324,16 @@ def _train_with_fabric(case: Micro) -> dict[str, Any]:
 
     from countoff.fabric import Countoff
 
-    countoff = None if case.options is None else Countoff(**taken(case.options))
-    fabric = Fabric(**devices.lightning(), strategy="ddp", callbacks=[] if countoff is None else [countoff])
+    fabric = Fabric(**devices.lightning(), strategy="ddp")
     fabric.launch()
     torch.manual_seed(7)
     net = Net("")
     model, optimizer = fabric.setup(net, torch.optim.SGD(net.parameters(), lr=0.1))
     loader: Any = fabric.setup_dataloaders(share_loader(BATCHES))
+    told: dict[str, Any] = {"optimizer": optimizer, "model": model}
+    countoff = None if case.options is None else Countoff(fabric, **told, **taken(case.options))
     for epoch in range(2):
-        for number, (images, labels) in enumerate(loader, start=1):
+        for number, (images, labels) in enumerate(counted(countoff, loader), start=1):
             case.wait_for_warning(countoff and countoff.guard, epoch, number)
             if own_rank() == 1 and number in case.extra and not epoch:
                 with fabric.no_backward_sync(model):
@@ -339,9 +341,7 @@ def _train_with_fabric(case: Micro) -> dict[str, Any]:
             fabric.backward(torch.nn.functional.cross_entropy(model(images), labels))
             optimizer.step()
             optimizer.zero_grad()
-    guard = None if countoff is None else countoff.guard
-    fabric.call("on_train_end")
-    return {"said": said(guard), "weights": weights(net), "hooks": 0}
+    return {**_found(countoff), "weights": weights(net), "hooks": 0}
 
 
 def found_at_two_ticks() -> list[str]:

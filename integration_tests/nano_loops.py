@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from countoff.torch import attach
+from countoff.torch import Countoff
 from integration_tests.jobs import BATCH_SIZE, digits, own_rank, weights
 from integration_tests.loops import model_and_optimizer, train_on
 
@@ -53,27 +53,27 @@ def plain(run: Run) -> str:
 
 
 def counted(run: Run) -> tuple[str, int, int]:
-    """The same loop with two lines more, and `next_batch()` in place of `get_batch(generator)`."""
+    """The same loop with two lines more, and `next(batches)` in place of `get_batch(generator)`."""
     generator = torch.Generator().manual_seed(own_rank())
     model, optimizer = model_and_optimizer()
-    handle = attach(
+    countoff = Countoff(
         optimizer=optimizer,
         batch_size=run.batch_size[own_rank()],
         start_step=run.start_step[own_rank()],
         gradient_accumulation_steps=run.accumulation,
     )
-    next_batch = handle.counted(lambda: get_batch(generator))
-    batch = next_batch()
+    batches = countoff.train(iter(lambda: get_batch(generator), None))
+    batch = next(batches)
     for _ in range(run.steps[own_rank()]):
         for micro_step in range(run.accumulation):
             images, labels = batch
             loss = torch.nn.functional.cross_entropy(model(images), labels)
-            batch = next_batch()
+            batch = next(batches)
             loss.backward()
             if micro_step == run.accumulation - 1:
                 optimizer.step()
                 optimizer.zero_grad()
-    return weights(model), handle.guard.train_batches, handle.guard.steps
+    return weights(model), countoff.guard.train_batches, countoff.guard.steps
 
 
 def plain_and_counted(run: Run) -> tuple[str, tuple[str, int, int]]:
@@ -93,40 +93,30 @@ def stream(batches: int) -> Iterator[Any]:
 
 
 def over_iterables() -> list[Any]:
-    """Epochs over a list of batches, one over a generator, and loops that read batches without being counted."""
+    """Epochs over a list of batches, then one over a generator."""
     dist.init_process_group("gloo")
     model, optimizer = model_and_optimizer()
     found: list[Any] = []
-    with attach(optimizer=optimizer) as handle:
-        batches = handle.counted(list(stream(3)))
-        found.append(len(batches))
+    with Countoff(optimizer=optimizer) as countoff:
+        batches = list(stream(3))
+        sized: Any = countoff.train(batches)
+        found.append(len(sized))
         for _ in range(2):
-            for batch in batches:
+            for batch in countoff.train(batches):
                 train_on(model, optimizer, batch)
-            found.append(handle.guard.train_batches)
-        several = handle.counted(stream(4))
+            found.append(countoff.guard.train_batches)
+        several = countoff.train(stream(4))
         train_on(model, optimizer, next(several))
         for batch in several:
             train_on(model, optimizer, batch)
-        found += [handle.guard.train_batches, handle.loop.passes.epoch]
-    off = attach(enabled=False)
-    found.append(off.counted(get_batch) is get_batch)
-    try:
-        off.counted(7)
-    except TypeError as error:
-        found.append(str(error))
-    runs: list[tuple[Literal["stop"] | None, int]] = [(None, 64), (None, 6), ("stop", 6)]
-    for uneven, steps in runs:
-        with attach(optimizer=optimizer, uneven_train=uneven):
-            for batch in stream(steps):
-                train_on(model, optimizer, batch)
+        found += [countoff.guard.train_batches, countoff.state_dict()["epoch"]]
     return found
 
 
 def uneven_iterables(batches: tuple[int, int]) -> None:
     dist.init_process_group("gloo")
     model, optimizer = model_and_optimizer()
-    handle = attach(optimizer=optimizer)
+    countoff = Countoff(optimizer=optimizer)
     for _ in range(3):
-        for batch in handle.counted(stream(batches[own_rank()])):
+        for batch in countoff.train(stream(batches[own_rank()])):
             train_on(model, optimizer, batch)

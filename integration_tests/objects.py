@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from countoff.core import DivergenceError
-from countoff.torch import attach
+from countoff.torch import Countoff
 from integration_tests.jobs import own_rank, share_loader
 
 UNEVEN = (4, 5)
@@ -31,7 +31,7 @@ def outcome(function: Callable[[Any], Any], thing: Any) -> str:
 
 
 def seen(thing: Any) -> dict[str, Any]:
-    """What a framework or a user can see of an object, except for its type, which is countoff's for some loaders."""
+    """What a framework or a user can see of an object, except for its type."""
     return {
         "class": thing.__class__,
         "attributes": sorted(vars(thing)),
@@ -89,7 +89,7 @@ def until_the_verdict(train: Callable[[], object]) -> None:
 
 
 def of_torch() -> list[str]:
-    """A plain loop: detached, left by an exception, ended by a verdict, refused before its first batch."""
+    """A plain loop: closed, left by an exception, ended by a verdict, refused before its first batch."""
     dist.init_process_group("gloo")
     model = torch.nn.Linear(64, 10)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -108,36 +108,37 @@ def of_torch() -> list[str]:
     train(loader)  # an optimizer has its own attributes from its first step on
     before, bare = things(loader), {"loader": seen(loader), "optimizer": seen(optimizer)}
     during = list[Any]()
-    handle = attach(train=loader, optimizer=optimizer)
-    train(loader, lambda number: during.append({"loader": seen(loader), "optimizer": seen(optimizer)}))
+    countoff = Countoff(optimizer=optimizer)
+    train(countoff.train(loader), lambda number: during.append({"loader": seen(loader), "optimizer": seen(optimizer)}))
     assert during == [bare] * 4
     assert bare["loader"]["pickle"] == bare["loader"]["deep copy"] == "DataLoader"
-    handle.detach()
+    assert type(loader) is type(share_loader(4))
+    countoff.close()
     assert_gone(before, things(loader))
 
     def fail(number: int) -> None:
         if number == 2:
             raise ArithmeticError("out of luck")
 
-    with contextlib.suppress(ArithmeticError, DivergenceError), attach(train=loader, optimizer=optimizer):
-        train(loader, fail)
+    with contextlib.suppress(ArithmeticError, DivergenceError), Countoff(optimizer=optimizer) as countoff:
+        train(countoff.train(loader), fail)
     assert_gone_soon(before, lambda: things(loader))
 
     uneven = share_loader(UNEVEN[own_rank()])
     before = things(uneven)
-    handle = attach(train=uneven, optimizer=optimizer)
-    until_the_verdict(lambda: train(uneven))
-    found = [str(handle.guard.verdict and handle.guard.verdict.kind)]
+    countoff = Countoff(optimizer=optimizer)
+    until_the_verdict(lambda: train(countoff.train(uneven)))
+    found = [str(countoff.guard.verdict and countoff.guard.verdict.kind)]
     after = things(uneven)
     assert (after["loader"], after["step hooks"]) == (before["loader"], before["step hooks"])
     with contextlib.suppress(DivergenceError):
-        handle.detach()
+        countoff.close()
     assert_gone(before, things(uneven))
 
     refused = share_loader(4)
     before = things(refused)
     try:
-        attach(train=refused, optimizer=optimizer, batch_size=4 + own_rank())
+        next(Countoff(optimizer=optimizer, batch_size=4 + own_rank()).train(refused))
     except DivergenceError as error:
         found.append(error.verdict.kind)
     assert things(refused) == before
@@ -145,13 +146,13 @@ def of_torch() -> list[str]:
 
 
 def of_accelerate() -> list[str]:
-    """A loop of Accelerate's: detached after a checkpoint, left by an exception, ended by a verdict."""
+    """A loop of Accelerate's: closed after a checkpoint, left by an exception, ended by a verdict."""
     from accelerate import Accelerator
     from accelerate.data_loader import DataLoaderDispatcher, DataLoaderShard
     from accelerate.local_sgd import LocalSGD
     from accelerate.utils import DataLoaderConfiguration
 
-    from countoff.accelerate import attach
+    from countoff.accelerate import Countoff as AccelerateCountoff
     from integration_tests.accelerate_jobs import map_loader, model_and_optimizer, stream_loader
 
     accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=False))
@@ -183,8 +184,8 @@ def of_accelerate() -> list[str]:
     train(uneven)  # a loader has all of its attributes from its first pass on
     train(loader, lambda number: bare.append(looks()))
     before, bare_after = things(), looks()
-    handle = attach(accelerator, train=loader)
-    train(loader, lambda number: during.append(looks()))
+    countoff = AccelerateCountoff(accelerator)
+    train(countoff.train(loader), lambda number: during.append(looks()))
     assert during == bare
     assert looks() == bare_after
     assert bare_after["accelerator"][1]["pickle"] == "Accelerator"  # which it is not inside a loop, by its own state
@@ -192,7 +193,7 @@ def of_accelerate() -> list[str]:
     accelerator.wait_for_everyone()
     accelerator.load_state("saved")
     assert (looks()["accelerator"], hooks()) == (before["accelerator"], before["hooks"])
-    handle.detach()
+    countoff.close()
     assert_gone(before, things())
     assert os.listdir("saved").count(f"countoff_{own_rank()}.json") == 1
     assert not [name for name in os.listdir("saved") if name.startswith(".")]
@@ -204,14 +205,14 @@ def of_accelerate() -> list[str]:
     with contextlib.suppress(ArithmeticError):
         train(loader, fail)
     before = things()  # Accelerate keeps a reference to a loader whose loop was left, and is not pickled from then on
-    with contextlib.suppress(ArithmeticError, DivergenceError), attach(accelerator, train=loader):
-        train(loader, fail)
+    with contextlib.suppress(ArithmeticError, DivergenceError), AccelerateCountoff(accelerator) as countoff:
+        train(countoff.train(loader), fail)
     assert_gone_soon(before, things)
 
-    handle = attach(accelerator, train=uneven)
-    until_the_verdict(lambda: train(uneven))
-    found = [str(handle.guard.verdict and handle.guard.verdict.kind)]
+    countoff = AccelerateCountoff(accelerator)
+    until_the_verdict(lambda: train(countoff.train(uneven)))
+    found = [str(countoff.guard.verdict and countoff.guard.verdict.kind)]
     with contextlib.suppress(DivergenceError):
-        handle.detach()
+        countoff.close()
     assert_gone(before, things())
     return found

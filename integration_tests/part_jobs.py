@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-import countoff.torch
+from countoff.torch import Countoff
 from integration_tests.harness import tell
 from integration_tests.jobs import own_rank, share_loader, weights
 from integration_tests.loops import train_on
@@ -24,18 +24,16 @@ def trials(batches: list[int], options: dict[str, Any], fate: str = "") -> list[
         model = _model(group)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * (1 + part))
         loader = share_loader(batches[own_rank()])
-        with countoff.torch.attach(
-            train=loader, optimizer=optimizer, model=model, group=group, weights_every=4, **options
-        ) as handle:
+        with Countoff(optimizer=optimizer, model=model, group=group, weights_every=4, **options) as countoff:
             taken = 0
             for _ in range(1 + part):
-                for batch in loader:
+                for batch in countoff.train(loader):
                     taken += 1
                     if fate == "killed" and own_rank() == 3 and taken == 3:
                         os.kill(os.getpid(), signal.SIGKILL)
                     train_on(model, optimizer, batch)
         tell(f"trial {trial}")
-        found.append((taken, handle.progress()["countoff/dp_degree"], weights(model)))
+        found.append((taken, countoff.progress()["countoff/dp_degree"], weights(model)))
     return found
 
 
@@ -53,26 +51,25 @@ def resumes_with_another_rate() -> None:
     for rate in (0.1, 0.1 + 0.4 * part):
         model, loader = _model(group), share_loader(6)
         optimizer = torch.optim.SGD(model.parameters(), lr=rate)
-        with countoff.torch.attach(train=loader, optimizer=optimizer, group=group) as handle:
-            handle.load_state_dict(record)
-            for number, batch in enumerate(loader):
+        with Countoff(optimizer=optimizer, group=group) as countoff:
+            countoff.load_state_dict(record)
+            for number, batch in enumerate(countoff.train(loader)):
                 if record and number < 3:
                     continue  # trained on before the checkpoint
                 train_on(model, optimizer, batch)
                 if number == 2:
-                    record = handle.state_dict()
+                    record = countoff.state_dict()
                     break
 
 
 def asks_for_others() -> str:
-    """`attach` on a rank that is not in the group; without countoff nothing is refused."""
+    """`Countoff` on a rank that is not in the group; without countoff nothing is refused."""
     dist.init_process_group("gloo")
     first = dist.new_group([0])
-    with countoff.torch.attach(group=first, enabled=False):
-        pass
+    Countoff(group=first, enabled=False).close()
     try:
-        with countoff.torch.attach(train=share_loader(2), group=first):
-            return "attached"
+        Countoff(group=first).close()
+        return "made"
     except ValueError as error:
         return str(error)
 
@@ -90,5 +87,5 @@ def _model(group: Any) -> DistributedDataParallel:
 def _count(group: Any) -> int:
     model, loader = _model(group), share_loader(3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with countoff.torch.attach(train=loader, optimizer=optimizer, group=group):
-        return sum(train_on(model, optimizer, batch) is None for batch in loader)
+    with Countoff(optimizer=optimizer, group=group) as countoff:
+        return sum(train_on(model, optimizer, batch) is None for batch in countoff.train(loader))

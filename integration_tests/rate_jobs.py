@@ -8,7 +8,7 @@ import torch
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset
 
-from countoff.torch import attach
+from countoff.torch import Countoff
 from integration_tests import devices
 from integration_tests.horizon_jobs import (
     SAMPLES,
@@ -22,7 +22,7 @@ from integration_tests.horizon_jobs import (
     trained,
 )
 from integration_tests.jobs import own_rank, quiet
-from integration_tests.loops import even_loader, model_and_optimizer, train_on
+from integration_tests.loops import counted, even_loader, model_and_optimizer, train_on
 
 
 def one_cycle(steps: int, more: int = 8) -> Make:
@@ -47,16 +47,16 @@ def loop(make: Make, watched: bool, *, epochs: int = 3, told: bool = False) -> t
 
     Args:
         make: Makes the scheduler.
-        watched: Whether countoff watches it.
+        watched: Whether countoff counts it.
         epochs: Epochs.
         told: Whether countoff is told the scheduler and the epochs.
     """
     model, optimizer = model_and_optimizer()
     loader, scheduler = even_loader(SAMPLES), make(optimizer)
     known: dict[str, Any] = {"scheduler": scheduler, "epochs": epochs} if told else {}
-    with attach(train=loader, optimizer=optimizer, **known) if watched else contextlib.nullcontext():
+    with Countoff(optimizer=optimizer, **known) if watched else contextlib.nullcontext() as countoff:
         for _ in range(epochs):
-            for batch in loader:
+            for batch in counted(countoff, loader):
                 train_on(model, optimizer, batch)
                 scheduler.step()
     return model
@@ -79,14 +79,14 @@ def restored(watched: bool) -> torch.nn.Module:
     model, optimizer = model_and_optimizer()
     loader = even_loader(SAMPLES)
     scheduler = lr_scheduler.CosineAnnealingLR(optimizer, 60)
-    handle = attach(train=loader, optimizer=optimizer, scheduler=scheduler, epochs=3) if watched else None
+    countoff = Countoff(optimizer=optimizer, scheduler=scheduler, epochs=3) if watched else None
     if own_rank():
         scheduler.load_state_dict({**scheduler.state_dict(), "T_max": 68})
-    if handle is not None:
-        handle.load_state_dict({})
-    with handle if handle is not None else contextlib.nullcontext():
+    if countoff is not None:
+        countoff.load_state_dict({})
+    with countoff if countoff is not None else contextlib.nullcontext():
         for _ in range(3):
-            for batch in loader:
+            for batch in counted(countoff, loader):
                 train_on(model, optimizer, batch)
                 scheduler.step()
     return model
@@ -99,8 +99,8 @@ def on_a_subgroup(watched: bool) -> torch.nn.Module:
         extra = torch.nn.Parameter(torch.zeros(3, device=next(model.parameters()).device))
         optimizer.add_param_group({"params": [extra], "lr": 0.5})
     loader = even_loader(SAMPLES)
-    with attach(train=loader, optimizer=optimizer) if watched else contextlib.nullcontext():
-        for batch in loader:
+    with Countoff(optimizer=optimizer) if watched else contextlib.nullcontext() as countoff:
+        for batch in counted(countoff, loader):
             train_on(model, optimizer, batch)
     return model
 
@@ -109,18 +109,18 @@ def best_of_rank_0(watched: bool) -> torch.nn.Module:
     """Rank 0 alone restores the optimizer before the loop, and lowers its rate after it: no step uses these rates."""
     model, optimizer = model_and_optimizer()
     loader, test = even_loader(SAMPLES), DataLoader(TensorDataset(torch.zeros(8)), 4)
-    handle: Any = attach(train=loader, eval=test, optimizer=optimizer) if watched else None
+    countoff = Countoff(optimizer=optimizer) if watched else None
     optimizer.param_groups[0]["lr"] = 0.01 if own_rank() else 0.1
     for _ in range(2):
         optimizer.param_groups[0]["lr"] = 0.1
-        for batch in loader:
+        for batch in counted(countoff, loader):
             train_on(model, optimizer, batch)
     if own_rank() == 0:
         optimizer.param_groups[0]["lr"] = 1e-3
-    if watched:
-        for _ in test:
+    if countoff is not None:
+        for _ in countoff.eval(test):
             pass
-        handle.detach()
+        countoff.close()
     return model
 
 

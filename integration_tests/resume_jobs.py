@@ -39,7 +39,7 @@ class Run:
         loader: ``sampled`` (a DistributedSampler), ``stateful`` (it is restored itself) or ``stream`` (no length).
         after_epoch: Whether the checkpoint is written after the epoch instead.
         resumes_at: The epoch of the loop that resumes, and batches that it skips in it; None: where it was saved.
-        start_epoch: What `attach` is told.
+        start_epoch: The epoch that the resumed loop's first pass is told; 0: none.
         restored: What is restored: ``m`` the model, ``o`` the optimizer, ``s`` the scheduler, ``c`` countoff's record.
         sets_epoch: Whether the resumed loop sets the sampler's epoch.
         rate: A learning rate that is set after the restoring; None: none.
@@ -111,23 +111,21 @@ def rate_of(step: int) -> float:
 class Job:
     """One process's part of a run in plain PyTorch."""
 
-    def __init__(self, run: Run, path: Path, **options: Any) -> None:
-        self.run, self.path = run, path
+    def __init__(self, run: Run, path: Path, start_epoch: int = 0) -> None:
+        self.run, self.path, self.start_epoch = run, path, start_epoch
         self.model, self.optimizer = model_and_optimizer()
         self.loader = train_loader(run)
         self.scheduler = None
         if run.scheduled:
             self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, rate_of)
-        self.handle = countoff.torch.attach(
-            train=self.loader, optimizer=self.optimizer, gradient_accumulation_steps=run.accumulation, **options
-        )
+        self.countoff = countoff.torch.Countoff(optimizer=self.optimizer, gradient_accumulation_steps=run.accumulation)
 
     def save(self) -> None:
         if own_rank() == 0:
             found: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer}
             if self.scheduler is not None:
                 found["scheduler"] = self.scheduler
-            state = {name: each.state_dict() for name, each in found.items()} | {"countoff": self.handle.state_dict()}
+            state = {name: each.state_dict() for name, each in found.items()} | {"countoff": self.countoff.state_dict()}
             if self.run.loader == "stateful":
                 state["loader"] = self.loader.state_dict()  # pyright: ignore[reportAttributeAccessIssue]
             torch.save(state, self.path)
@@ -142,7 +140,7 @@ class Job:
         if run.loader == "stateful":
             self.loader.load_state_dict(state["loader"])  # pyright: ignore[reportAttributeAccessIssue]
         record = state["countoff"] if "c" in run.restored else {}
-        self.handle.load_state_dict(record if run.spoil is None else run.spoil(record))
+        self.countoff.load_state_dict(record if run.spoil is None else run.spoil(record))
         for group in self.optimizer.param_groups if run.rate is not None else ():
             group["lr"] = run.rate
 
@@ -154,7 +152,8 @@ class Job:
             if isinstance(sampler, DistributedSampler) and (run.sets_epoch or first == (0, 0)):
                 sampler.set_epoch(epoch)
             start = skipped if run.loader == "stateful" else 0
-            for number, batch in enumerate(self.loader, start + 1):
+            told = epoch if self.start_epoch and epoch == first[0] else None
+            for number, batch in enumerate(self.countoff.train(self.loader, epoch=told), start + 1):
                 if number <= skipped:
                     continue
                 if run.before and last == (epoch, number):
@@ -181,7 +180,7 @@ def save_all(runs: list[Run], folder: Path) -> None:
     for run in runs:
         job = Job(run, folder / f"{run.name}.pt")
         job.train((0, 0), run.saved_at, after_epoch=run.after_epoch)
-        job.handle.detach()
+        job.countoff.close()
 
 
 def resume_all(runs: list[Run], folder: Path) -> dict[str, list[tuple[str, str]]]:
@@ -194,14 +193,14 @@ def resume_all(runs: list[Run], folder: Path) -> dict[str, list[tuple[str, str]]
             job.load()
             if run.again:
                 job.train(run.place, (run.place[0], run.place[1] + 2))
-                job.handle.detach()
+                job.countoff.close()
                 job = Job(run, job.path)
                 job.load()
                 job.train((run.place[0], run.place[1] + 2), None)
             else:
                 job.train(run.place, None)
-            job.handle.detach()
-        notices = [(notice.subject, notice.headline) for notice in job.handle.guard.notices]
+            job.countoff.close()
+        notices = [(notice.subject, notice.headline) for notice in job.countoff.guard.notices]
         found[run.name] = notices or [("", line) for line in text.getvalue().splitlines() if line.startswith("[rank ")]
     return found
 
@@ -259,14 +258,14 @@ class PreparedJob:
         if run.prepared:
             self.scheduler = accelerator.prepare(self.scheduler)
         self.model, self.optimizer, self.loader = accelerator.prepare(model, raw, loader)
-        self.handle = countoff.accelerate.attach(accelerator, train=self.loader)
+        self.countoff = countoff.accelerate.Countoff(accelerator)
 
     def train(self, first: tuple[int, int], last: tuple[int, int] | None) -> None:
         for epoch in range(first[0], EPOCHS):
             self.loader.set_epoch(epoch)
             skipped = first[1] if epoch == first[0] else 0
             loader = self.loader if not skipped else self.accelerator.skip_first_batches(self.loader, skipped)
-            for number, (images, labels) in enumerate(loader, skipped + 1):
+            for number, (images, labels) in enumerate(self.countoff.train(loader), skipped + 1):
                 self.accelerator.backward(torch.nn.functional.cross_entropy(self.model(images), labels))
                 self.optimizer.step()
                 self.scheduler.step()
@@ -281,7 +280,7 @@ def save_prepared(runs: list[Prepared], folder: Path) -> None:
     for run in runs:
         job = PreparedJob(run, folder / run.name)
         job.train((0, 0), run.saved_at)
-        job.handle.detach()
+        job.countoff.close()
 
 
 def resume_prepared(runs: list[Prepared], folder: Path) -> dict[str, list[tuple[str, str]]]:
@@ -292,6 +291,6 @@ def resume_prepared(runs: list[Prepared], folder: Path) -> dict[str, list[tuple[
         epoch, batches = (run.saved_at[0] + 1, 0) if run.saved_at[1] == BATCHES else run.saved_at
         skips = (0 if run.stateful else batches) if run.skips is None else run.skips
         job.train((epoch if run.epoch is None else run.epoch, skips), None)
-        job.handle.detach()
-        found[run.name] = [(notice.subject, notice.headline) for notice in job.handle.guard.notices]
+        job.countoff.close()
+        found[run.name] = [(notice.subject, notice.headline) for notice in job.countoff.guard.notices]
     return found

@@ -13,6 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from integration_tests import devices
 from integration_tests.constants import taken
 from integration_tests.jobs import BATCH_SIZE, own_rank, quiet, share_loader, weights
+from integration_tests.loops import counted
 from integration_tests.micro_jobs import wait_for_notice
 from integration_tests.sharded_jobs import BATCHES, PASSES, Net, Sharded
 
@@ -154,26 +155,28 @@ def in_fabric(case: Sharded) -> dict[str, Any]:
     from countoff.fabric import Countoff
 
     quiet()
-    countoff = None if case.options is None else Countoff(**taken(case.options))
+    countoff: Any = None
     strategy = ModelParallelStrategy(
         lambda model, mesh: model.shard(first_mesh(mesh)),
         data_parallel_size=world_size(),
         tensor_parallel_size=1,
     )
-    fabric = Fabric(**devices.lightning(), strategy=strategy, callbacks=[] if countoff is None else [countoff])
+    fabric = Fabric(**devices.lightning(), strategy=strategy)
     fabric.launch()
-    net = Model(case, lambda: None if countoff is None else countoff.guard)
+    net = Model(case, lambda: countoff and countoff.guard)
     model = fabric.setup_module(net)
     optimizer: Any = fabric.setup_optimizers(torch.optim.SGD(net.trained(), lr=0.1))
     loader: Any = fabric.setup_dataloaders(share_loader(BATCHES))
+    if case.options is not None:
+        countoff = Countoff(fabric, optimizer=optimizer, model=model, **taken(case.options))
     for _ in range(2):
-        for images, labels in loader:
+        for images, labels in counted(countoff, loader):
             fabric.backward(loss_of(model(images), labels))
             optimizer.step()
             optimizer.zero_grad()
-    guard = None if countoff is None else countoff.guard
-    fabric.call("on_train_end")
-    return net.found(guard)
+    if countoff is not None:
+        countoff.close()
+    return net.found(countoff and countoff.guard)
 
 
 def in_accelerate(case: Sharded) -> dict[str, Any]:
@@ -181,29 +184,28 @@ def in_accelerate(case: Sharded) -> dict[str, Any]:
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState, GradientState
 
-    from countoff.accelerate import attach
+    from countoff.accelerate import Countoff
     from integration_tests.accelerate_jobs import map_loader
 
     AcceleratorState._reset_state()
     GradientState._reset_state()
     accelerator = Accelerator(cpu=devices.framework_uses_cpu())
-    handle: Any = None
-    net = Model(case, lambda: handle and handle.guard)
+    countoff: Any = None
+    net = Model(case, lambda: countoff and countoff.guard)
     accelerator.prepare_model(net.shard(first_mesh()), evaluation_mode=True)
     optimizer, loader = accelerator.prepare(
         torch.optim.SGD(net.trained(), lr=0.1), map_loader(BATCH_SIZE * BATCHES * world_size())
     )
     if case.options is not None:
-        handle = attach(accelerator, train=loader, **taken(case.options))
+        countoff = Countoff(accelerator, **taken(case.options))
     for _ in range(2):
-        for images, labels in loader:
+        for images, labels in counted(countoff, loader):
             accelerator.backward(loss_of(net(images), labels))
             optimizer.step()
             optimizer.zero_grad()
-    guard = handle and handle.guard
-    if handle is not None:
-        handle.detach()
-    return net.found(guard)
+    if countoff is not None:
+        countoff.close()
+    return net.found(countoff and countoff.guard)
 
 
 def in_transformers(case: Sharded) -> dict[str, Any]:

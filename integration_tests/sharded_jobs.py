@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from integration_tests import devices
 from integration_tests.constants import taken
 from integration_tests.jobs import own_rank, share_loader, weights
+from integration_tests.loops import counted
 from integration_tests.micro_jobs import wait_for_notice
 
 BATCHES, PASSES = 10, 2
@@ -91,7 +92,7 @@ def train(cases: Sequence[Sharded]) -> list[dict[str, Any]]:
 
 
 def _train(case: Sharded) -> dict[str, Any]:
-    from countoff.torch import attach
+    from countoff.torch import Countoff
 
     torch.manual_seed(7)
     net = Net(case.model, outputs=32 if case.frozen else 10)
@@ -101,15 +102,15 @@ def _train(case: Sharded) -> dict[str, Any]:
     model: Any = torch.compile(sharded, backend="eager") if case.model == "compiled" else sharded
     before = len(sharded._forward_hooks), len(sharded._forward_pre_hooks)
     optimizer = torch.optim.SGD([*(head if case.frozen else sharded).parameters()], lr=0.1)
-    loader, handle = share_loader(BATCHES), None
+    loader, countoff = share_loader(BATCHES), None
     if case.options is not None:
-        handle = attach(train=loader, optimizer=optimizer, model=model, **taken(case.options))
+        countoff = Countoff(optimizer=optimizer, model=model, **taken(case.options))
     for epoch in range(2):
-        for number, (images, labels) in enumerate(loader, start=1):
-            if handle is not None and case.differs and (epoch, number) == (1, 2):
-                wait_for_notice(handle.guard)
+        for number, (images, labels) in enumerate(counted(countoff, loader), start=1):
+            if countoff is not None and case.differs and (epoch, number) == (1, 2):
+                wait_for_notice(countoff.guard)
             if not epoch and number in case.extra.get(own_rank(), ()):
-                with _aside(case, handle), torch.no_grad():
+                with _aside(case, countoff), torch.no_grad():
                     (apart if case.aside == "copy" else model)(images)
             if case.aside == "synced":
                 _generate(model, images, length=number % 3 + own_rank())
@@ -118,9 +119,9 @@ def _train(case: Sharded) -> dict[str, Any]:
             torch.nn.functional.cross_entropy(head(outputs.sum(0)), labels).backward()
             optimizer.step()
             optimizer.zero_grad()
-    said = [] if handle is None else [notice.sentence for notice in handle.guard.notices]
-    if handle is not None:
-        handle.detach()
+    said = [] if countoff is None else [notice.sentence for notice in countoff.guard.notices]
+    if countoff is not None:
+        countoff.close()
     kept = weights(head) if case.frozen else [each.sum().item() for each in _local(sharded)]
     after = len(sharded._forward_hooks), len(sharded._forward_pre_hooks)
     return {"said": said, "weights": kept, "hooks": after != before}
@@ -132,8 +133,8 @@ def _local(model: Any) -> Iterator[torch.Tensor]:
         yield each.to_local() if hasattr(each, "to_local") else each.detach()
 
 
-def _aside(case: Sharded, handle: Any) -> contextlib.AbstractContextManager[Any]:
-    return handle.uncounted() if case.aside == "uncounted" and handle is not None else contextlib.nullcontext()
+def _aside(case: Sharded, countoff: Any) -> contextlib.AbstractContextManager[Any]:
+    return countoff.uncounted() if case.aside == "uncounted" and countoff is not None else contextlib.nullcontext()
 
 
 def _generate(model: Any, images: torch.Tensor, length: int) -> None:
@@ -156,15 +157,15 @@ def hang(place: str, kind: str) -> None:
         place: Where in the batch: ``before`` its training, or ``after`` its backward pass.
         kind: As for `Sharded`.
     """
-    from countoff.torch import attach
+    from countoff.torch import Countoff
 
     devices.join()
     torch.manual_seed(7)
     model = shard(Net("", outputs=10), kind)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loader = share_loader(BATCHES)
-    attach(train=loader, optimizer=optimizer, model=model, stall_seconds=3)
-    for number, (images, labels) in enumerate(loader, start=1):
+    countoff = Countoff(optimizer=optimizer, model=model, stall_seconds=3)
+    for number, (images, labels) in enumerate(countoff.train(loader), start=1):
         for at in ("before", "after"):
             with torch.no_grad():
                 for _ in range(1 + (number == 7 and own_rank() == 1 and at == place)):

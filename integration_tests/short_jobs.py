@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -269,39 +268,31 @@ COMPOSER: dict[str, Callable[[], None]] = {
 }
 
 
-# Loops that are watched from outside
-
-
-class Left(Exception):
-    """What a program raises and catches."""
+# Loops that people write
 
 
 def _loop(
-    loader: Any, numbers: range = range(2), *, leaves: Callable[[int, int], bool] | None = None, **attached: Any
-) -> list[Any]:
-    """A plain loop; returns the loader's state at each of its batches."""
-    from countoff.torch import attach
+    loader: Any, numbers: range = range(2), *, leaves: Callable[[int, int], bool] | None = None, **told: Any
+) -> None:
+    """A plain loop."""
+    from countoff.torch import Countoff
 
     model, optimizer = model_and_optimizer()
-    states: list[Any] = []
-    with contextlib.suppress(Left), attach(train=loader, optimizer=optimizer, **attached):
+    with Countoff(optimizer=optimizer, **told) as countoff:
         for epoch in numbers:
-            for number, batch in enumerate(loader):
+            for number, batch in enumerate(countoff.train(loader)):
                 train_on(model, optimizer, batch)
-                if hasattr(loader, "state_dict"):
-                    states.append(loader.state_dict())
                 if leaves is not None and leaves(epoch, number):
                     break
-    return states
 
 
 def _plain(data: Any, kind: Any = DataLoader) -> Any:
     return kind(data, batch_size=BATCH_SIZE, sampler=DistributedSampler(data, shuffle=False))
 
 
-def _resumed(at: int, numbers: range, **attached: Any) -> None:
+def _resumed(at: int, numbers: range, *, epoch: int | None = None, **told: Any) -> None:
     """A loop whose loader goes on with the state that it had at a batch of its first epoch."""
-    from countoff.torch import attach
+    from countoff.torch import Countoff
 
     model, optimizer = model_and_optimizer()
     loader, state = _plain(Digits(), StatefulDataLoader), None
@@ -311,24 +302,24 @@ def _resumed(at: int, numbers: range, **attached: Any) -> None:
             state = loader.state_dict()
     loader = _plain(Digits(), StatefulDataLoader)
     loader.load_state_dict(state)
-    with attach(train=loader, optimizer=optimizer, start_step=at, **attached):
-        for _ in numbers:
-            for batch in loader:
+    with Countoff(optimizer=optimizer, start_step=at, **told) as countoff:
+        for number in numbers:
+            for batch in countoff.train(loader, epoch=epoch if number == numbers[0] else None):
                 train_on(model, optimizer, batch)
 
 
-def _accelerated(data: Any, **attached: Any) -> None:
+def _accelerated(data: Any, **told: Any) -> None:
     from accelerate import Accelerator
 
-    from countoff.accelerate import attach
+    from countoff.accelerate import Countoff
 
     accelerator = Accelerator(cpu=devices.framework_uses_cpu())
     bare = torch.nn.Linear(64, 10)
     prepared = accelerator.prepare(bare, torch.optim.SGD(bare.parameters(), lr=0.1), DataLoader(data, BATCH_SIZE))
     model, optimizer, loader = prepared
-    with attach(accelerator, train=loader, **attached):
+    with Countoff(accelerator, **told) as countoff:
         for _ in range(2):
-            for images, labels in loader:
+            for images, labels in countoff.train(loader):
                 accelerator.backward(torch.nn.functional.cross_entropy(model(images), labels))
                 optimizer.step()
                 optimizer.zero_grad()
@@ -339,31 +330,28 @@ def _with_fabric(data: Any, epochs: int | None) -> None:
 
     from countoff.fabric import Countoff
 
-    callback = Countoff()
-    fabric = Fabric(**devices.lightning(), strategy="ddp", callbacks=[callback])
+    fabric = Fabric(**devices.lightning(), strategy="ddp")
     fabric.launch()
     bare = torch.nn.Linear(64, 10)
     model, optimizer = fabric.setup(bare, torch.optim.SGD(bare.parameters(), lr=0.1))
     loader = fabric.setup_dataloaders(DataLoader(data, BATCH_SIZE))
-    if epochs is not None:
-        callback.watch_schedule(epochs=epochs)
-    for _ in range(2):
-        for images, labels in loader:
-            fabric.backward(torch.nn.functional.cross_entropy(model(images), labels))
-            optimizer.step()
-            optimizer.zero_grad()
-    fabric.call("on_train_end")
+    with Countoff(fabric, optimizer=optimizer, epochs=epochs) as countoff:
+        for _ in range(2):
+            for images, labels in countoff.train(loader):
+                fabric.backward(torch.nn.functional.cross_entropy(model(images), labels))
+                optimizer.step()
+                optimizer.zero_grad()
 
 
 LOOPS: dict[str, Callable[[], object]] = {
     "read once": lambda: _loop(_plain(Digits(BATCHES)), epochs=2),
-    "restored at the end of an epoch": lambda: _resumed(10, range(1, 2), epochs=2, start_epoch=1),
+    "restored at the end of an epoch": lambda: _resumed(10, range(1, 2), epochs=2, epoch=1),
     "Accelerate, read once": lambda: _accelerated(Digits(BATCHES), epochs=2),
     "Fabric, read once": lambda: _with_fabric(Digits(BATCHES), 2),
     "no plan": lambda: _loop(_plain(Digits(BATCHES))),
     "the rest of an epoch is empty": lambda: _resumed(10, range(2), epochs=2),
     "the rest of an epoch": lambda: _resumed(5, range(2), epochs=2),
-    "an empty pass before the epoch": lambda: _resumed(10, range(2), epochs=2, start_epoch=1),
+    "an empty pass before the epoch": lambda: _resumed(10, range(2), epochs=2, epoch=1),
     "fewer in the second epoch": lambda: _loop(_plain(Digits(15)), epochs=2),
     "left by a break": lambda: _loop(_plain(Digits(15)), leaves=lambda epoch, number: number == 3, epochs=2),
     "one epoch is enough": lambda: _loop(_plain(Digits(BATCHES)), range(1), epochs=2),

@@ -1,6 +1,5 @@
 """Loaders of torchdata that resume in mid-epoch, read by ranks that take the same number of batches."""
 
-import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,15 +14,15 @@ from torch.utils.data import TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import countoff.accelerate
+import countoff.fabric
 import countoff.torch
-from integration_tests.fabric_jobs import flagged
 from integration_tests.jobs import own_rank
 
 
-def read(loader: Any, most: int | None = None) -> tuple[list[float], Any]:
+def read(fit: Any, loader: Any, most: int | None = None) -> tuple[list[float], Any]:
     """The samples that a loop gets, and the loader's state after `most` of them."""
     found: list[float] = []
-    for (batch,) in loader:
+    for (batch,) in fit.train(loader):
         found.append(batch.item())
         if len(found) == most:
             return found, loader.state_dict()
@@ -44,10 +43,7 @@ def resumed(lengths: Sequence[int], saved_after: int, workers: int) -> list[Any]
             share, batch_size=1, num_workers=workers, multiprocessing_context="fork" if workers else None
         )
 
-    def watched(loader: Any) -> Any:
-        return countoff.torch.attach(train=loader, uneven_train="stop")
-
-    return both(make, watched, saved_after)
+    return both(make, lambda: countoff.torch.Countoff(uneven_train="stop"), saved_after)
 
 
 def resumed_with_accelerate(lengths: Sequence[int], saved_after: int) -> list[Any]:
@@ -58,23 +54,22 @@ def resumed_with_accelerate(lengths: Sequence[int], saved_after: int) -> list[An
         share = TensorDataset(torch.arange(lengths[own_rank()]) + 1000.0 * own_rank())
         return DataLoaderShard(share, batch_size=1, use_stateful_dataloader=True)
 
-    def watched(loader: Any) -> Any:
-        return countoff.accelerate.attach(accelerator, train=loader, uneven_train="stop")
-
-    return both(make, watched, saved_after)
+    return both(make, lambda: countoff.accelerate.Countoff(accelerator, uneven_train="stop"), saved_after)
 
 
-def both(make: Any, watched: Any, saved_after: int) -> list[Any]:
-    with watched(loader := make()):
-        whole, state = read(loader)
-        whole += read(loader)[0]
-    with watched(loader := make()):
-        parts, state = read(loader, saved_after)
+def both(make: Callable[[], Any], begin: Callable[[], Any], saved_after: int) -> list[Any]:
+    loader = make()
+    with begin() as fit:
+        whole, state = read(fit, loader)
+        whole += read(fit, loader)[0]
+    loader = make()
+    with begin() as fit:
+        parts, state = read(fit, loader, saved_after)
     loader = make()
     loader.load_state_dict(state)
-    with watched(loader):
-        parts += read(loader)[0]
-        parts += read(loader)[0]
+    with begin() as fit:
+        parts += read(fit, loader)[0]
+        parts += read(fit, loader)[0]
     return [whole, parts]
 
 
@@ -115,29 +110,17 @@ class Source(Iterator[Any]):
     load_state_dict = Numbers.load_state_dict
 
 
-Watching = Callable[[Any], contextlib.AbstractContextManager[Any]]
-"""Takes a loader; a context with what the loop iterates in its place."""
+def plain(loader: Any) -> tuple[Any, Any]:
+    """What counts a loop over a loader, and the loader."""
+    return countoff.torch.Countoff(uneven_train="stop"), loader
 
 
-@contextlib.contextmanager
-def attached(loader: Any) -> Iterator[Any]:
-    with countoff.torch.attach(train=loader, uneven_train="stop"):
-        yield loader
-
-
-@contextlib.contextmanager
-def counted(loader: Any) -> Iterator[Any]:
-    with countoff.torch.attach(uneven_train="stop") as handle:
-        yield handle.counted(loader)
-
-
-@contextlib.contextmanager
-def set_up(loader: Any) -> Iterator[Any]:
-    """The loader as Fabric has set it up, in a script that does not mention countoff."""
+def set_up(loader: Any) -> tuple[Any, Any]:
+    """The same of a loader that Fabric has set up."""
     fabric = Fabric(accelerator="cpu", devices=int(os.environ["WORLD_SIZE"]), strategy="ddp")
     fabric.launch()
-    yield fabric.setup_dataloaders(loader, use_distributed_sampler=False)
-    fabric.call("on_train_end")
+    fit = countoff.fabric.Countoff(fabric, uneven_train="stop")
+    return fit, fabric.setup_dataloaders(loader, use_distributed_sampler=False)
 
 
 def stateful(batches: int) -> Any:
@@ -149,47 +132,36 @@ def positions(loop: Any, loader: Any) -> list[Any]:
     return [*(loader.state_dict() for _ in loop), loader.state_dict()]
 
 
-SAVED: dict[str, tuple[Callable[[int], Any], Watching]] = {
-    "attached": (stateful, attached),
-    "counted": (stateful, counted),
+SAVED: dict[str, tuple[Callable[[int], Any], Callable[[Any], tuple[Any, Any]]]] = {
+    "torchdata's": (stateful, plain),
     "set up by Fabric": (stateful, set_up),
-    "own, attached": (Numbers, attached),
-    "own, counted": (Numbers, counted),
-    "own iterator, counted": (Source, counted),
+    "own": (Numbers, plain),
+    "own iterator": (Source, plain),
 }
 
 
-def loaded_between_handles(length: int) -> dict[str, int]:
-    """The state of a loader that was loaded after one handle has ended and before the next one's first pass."""
-    loader = Numbers(length)
-    with attached(loader) as loop:
-        positions(loop, loader)
-    loader.load_state_dict({"position": 3})
-    with attached(loader):
-        return loader.state_dict()
-
-
-def saved(lengths: Sequence[int]) -> tuple[dict[str, list[list[list[float]]]], dict[str, int]]:
+def saved(lengths: Sequence[int]) -> dict[str, list[list[list[float]]]]:
     """What runs get that resume after one, four and six batches of a pass, and after its end, in each pass.
 
-    Every state is taken while the handle is open.
+    Every state is taken before the fit ends.
     """
     dist.init_process_group("gloo")
-    own = lengths[own_rank()]
-    found = {name: flagged("1", resumed_everywhere, (*case, own)) for name, case in SAVED.items()}
-    return found, loaded_between_handles(own)
+    return {name: resumed_everywhere(*case, lengths[own_rank()]) for name, case in SAVED.items()}
 
 
-def resumed_everywhere(case: tuple[Callable[[int], Any], Watching, int]) -> list[list[list[float]]]:
-    make, watching, length = case
+def resumed_everywhere(
+    make: Callable[[int], Any], begin: Callable[[Any], tuple[Any, Any]], length: int
+) -> list[list[list[float]]]:
     found: list[list[list[float]]] = []
     loader = make(length)
-    with watching(loader) as loop:
-        states = positions(loop, loader)
+    fit, loop = begin(loader)
+    with fit:
+        states = positions(fit.train(loop), loader)
     for state in (states[0], states[3], states[5], states[-1]):
         resumed = make(length)
         resumed.load_state_dict(state)
-        with watching(resumed) as loop:
+        fit, loop = begin(resumed)
+        with fit:
             # A loader of one's own goes on where it was, so its next pass has what the look-ahead did not take.
-            found.append([[batch.item() for (batch,) in loop] for _ in range(2 if make is stateful else 1)])
+            found.append([[batch.item() for (batch,) in fit.train(loop)] for _ in range(2 if make is stateful else 1)])
     return found

@@ -452,7 +452,8 @@ def _accelerate(case: Case, countoff: bool) -> dict[str, Any]:
     from accelerate.state import AcceleratorState, GradientState
     from accelerate.utils import DataLoaderConfiguration
 
-    from countoff.accelerate import attach
+    from countoff.accelerate import Countoff
+    from integration_tests.loops import counted
 
     AcceleratorState._reset_state()  # else a second Accelerator refuses another configuration
     GradientState._reset_state()
@@ -467,17 +468,17 @@ def _accelerate(case: Case, countoff: bool) -> dict[str, Any]:
         loader = prepare_data_loader(case.loader(), accelerator.device, num_processes=1, process_index=0)
     else:
         loader = accelerator.prepare(case.loader())
-    handle = attach(accelerator, train=loader, **case.options) if countoff else None
+    fit = Countoff(accelerator, **case.options) if countoff else None
     read: list[int] = []
     for epoch in range(2):
-        for batch in loader:
+        for batch in counted(fit, loader):
             read += batch["number"].tolist() if not epoch else []
             accelerator.backward(model(batch["values"]).pow(2).mean())
             optimizer.step()
             optimizer.zero_grad()
-    if handle is not None:
-        handle.detach()
-    notices = () if handle is None else handle.guard.notices
+    if fit is not None:
+        fit.close()
+    notices = () if fit is None else fit.guard.notices
     assert not any(hasattr(each.__iter__, "countoff_original") for each in (BatchSamplerShard, IterableDatasetShard))
     return {
         "warned": {each.kind: each.sentence for each in notices},
@@ -601,17 +602,18 @@ def _told(guard: Any, read: list[int]) -> dict[str, Any]:
 def _in_torch(case: Given, countoff: bool) -> dict[str, Any]:
     import torch.distributed as dist
 
-    from countoff.torch import attach
+    from countoff.torch import Countoff
+    from integration_tests.loops import counted
 
     if not dist.is_initialized():
         dist.init_process_group("gloo")
     seed(case.seeded)
     loader = case.loader()
-    handle = attach(train=loader) if countoff else None
-    read = [number for batch in loader for number in batch["number"].tolist()]
-    if handle is not None:
-        handle.detach()
-    return _told(handle and handle.guard, read)
+    fit = Countoff() if countoff else None
+    read = [number for batch in counted(fit, loader) for number in batch["number"].tolist()]
+    if fit is not None:
+        fit.close()
+    return _told(fit and fit.guard, read)
 
 
 def _in_lightning(case: Given, countoff: bool) -> dict[str, Any]:
@@ -656,22 +658,24 @@ def _in_fabric(case: Given, countoff: bool) -> dict[str, Any]:
 
     from countoff.fabric import Countoff
     from integration_tests import devices
+    from integration_tests.loops import counted
 
     seed(case.seeded)
-    callback = Countoff() if countoff else None
-    fabric = Fabric(**devices.lightning(), strategy="ddp", callbacks=[callback] if callback else [])
+    fabric = Fabric(**devices.lightning(), strategy="ddp")
     fabric.launch()
     model = fabric.setup(torch.nn.Linear(8, 1))
     optimizer: Any = fabric.setup_optimizers(torch.optim.SGD(model.parameters(), lr=0.01))
     loader: Any = fabric.setup_dataloaders(case.loader())
+    fit = Countoff(fabric, optimizer=optimizer) if countoff else None
     read: list[int] = []
-    for batch in loader:
+    for batch in counted(fit, loader):
         read += batch["number"].tolist()
         fabric.backward(model(batch["values"]).pow(2).mean())
         optimizer.step()
         optimizer.zero_grad()
-    del loader
-    return {"read": read, "callback": callback is not None}
+    if fit is not None:
+        fit.close()
+    return _told(fit and fit.guard, read)
 
 
 def _in_transformers(case: Given, countoff: bool) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import pytest
 from countoff.core import DivergenceError, Finding
 from countoff.core.alerts.telling import TELL_SECONDS
 from countoff.core.ending.shutdown import PRINT_SECONDS
-from countoff.torch import attach
+from countoff.torch import Countoff
 from integration_tests import constants, devices, loops
 from integration_tests.harness import RankResult, Watch
 from integration_tests.jobs import fit, own_rank, share_loader, verdict_lines
@@ -79,8 +79,8 @@ def raise_everywhere() -> None:
     devices.join()
     model, optimizer = loops.model_and_optimizer()
     loader = loops.even_loader()
-    attach(train=loader, optimizer=optimizer)
-    for number, batch in enumerate(loader):
+    countoff = Countoff(optimizer=optimizer)
+    for number, batch in enumerate(countoff.train(loader)):
         loops.train_on(model, optimizer, batch)
         if number == 3:
             raise ValueError(f"torn shard on rank {own_rank()}")
@@ -91,14 +91,14 @@ def time_the_end() -> float:
     devices.join()
     model, optimizer = loops.model_and_optimizer()
     loader = share_loader(5 - own_rank())
-    handle = attach(train=loader, optimizer=optimizer)
+    countoff = Countoff(optimizer=optimizer)
     try:
         for _ in range(3):
-            for batch in loader:
+            for batch in countoff.train(loader):
                 loops.train_on(model, optimizer, batch)
     except (DivergenceError, RuntimeError):
-        assert handle.guard.verdict is not None
-        return time.time() - handle.guard.verdict.time
+        assert countoff.guard.verdict is not None
+        return time.time() - countoff.guard.verdict.time
     raise AssertionError("the loop has ended")
 
 
@@ -114,13 +114,13 @@ def train_and_tell(listening: Sequence[int], batches: Sequence[int], failing: bo
 
     model, optimizer = loops.model_and_optimizer()
     loader = share_loader(batches[own_rank()])
-    handle = attach(train=loader, optimizer=optimizer, on_finding=tell if own_rank() in listening else None)
+    countoff = Countoff(optimizer=optimizer, on_finding=tell if own_rank() in listening else None)
     try:
         for _ in range(2):
-            for batch in loader:
+            for batch in countoff.train(loader):
                 loops.train_on(model, optimizer, batch)
     except (DivergenceError, RuntimeError):
-        assert handle.guard.verdict is not None
+        assert countoff.guard.verdict is not None
     return told
 
 

@@ -17,10 +17,9 @@ import torch.distributed as dist
 from countoff._run import process_group
 from countoff.core.store.rendezvous import default_store, tcp_store
 from countoff.core.waiting import until
-from countoff.torch import attach, before_fit
+from countoff.torch import Countoff, before_fit
 from integration_tests.harness import NAME_LOOKUPS, Watch, python_path, tell
 from integration_tests.jobs import own_rank
-from integration_tests.loops import even_loader
 
 STALL_SECONDS = {"COUNTOFF_STALL_SECONDS": "1"}
 DATA = """\
@@ -215,8 +214,9 @@ def test_a_job_that_was_stopped_has_not_stood_still(run_ranks):
 
 def begin_soon() -> tuple[int, int, bool]:
     join(asks=True)
-    before, loader = watchers(), even_loader()
-    with attach(train=loader):
+    before = watchers()
+    with Countoff() as countoff:
+        countoff.start()
         until(lambda: not watchers(), time.monotonic() + 30)
         return before, watchers(), told("waits")
 
@@ -236,7 +236,7 @@ def wait_until_told(ending: str) -> Any:
     if ending == "process":
         return watchers()
     if ending == "fit":
-        attach(train=even_loader())
+        Countoff().start()
         return until(lambda: not told(), time.monotonic() + 30) and until(lambda: not watchers(), time.monotonic() + 30)
     dist.destroy_process_group()
     return until(lambda: not watchers(), time.monotonic() + 30)

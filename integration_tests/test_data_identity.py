@@ -109,7 +109,7 @@ def test_the_warning_has_a_remedy_and_an_off_switch(run_ranks):
     text = "\n".join(verdict_lines(run_ranks(identity_jobs.share, 2, [Sharing()])[0]))
     assert "  why: Nothing gives the ranks different shares of the data" in text
     assert "  do:  give every rank its own share: DataLoader(sampler=DistributedSampler(dataset))" in text
-    assert "attach(..., compare_data=False)" in text
+    assert "Countoff(..., compare_data=False)" in text
 
 
 TWICE = {

@@ -7,7 +7,7 @@ import pytest
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]  # no stubs
 
-from countoff.torch import attach
+from countoff.torch import Countoff
 from integration_tests.harness import tell
 from integration_tests.jobs import own_rank, share_loader, verdict_lines
 from integration_tests.loops import model_and_optimizer, train_on
@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, TensorDataset
-from countoff.torch import attach
+from countoff.torch import Countoff
 
 rank, killed = int(os.environ["RANK"]), Path("killed")
 first = not killed.exists()
@@ -30,8 +30,8 @@ if not first:
     print(f"{SECOND}rank {{rank}} begins", flush=True)
 dist.init_process_group("gloo")
 loader = DataLoader(TensorDataset(torch.ones({BATCHES}, 2)), batch_size=1)
-attach(train=loader)
-for number, (batch,) in enumerate(loader, start=1):
+countoff = Countoff()
+for number, (batch,) in enumerate(countoff.train(loader), start=1):
     if first and rank == 1 and number == {BATCHES // 2}:
         killed.touch()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -105,31 +105,30 @@ def train_until_killed() -> None:
     make_group(1)
     model, optimizer = model_and_optimizer()
     loader = share_loader(10_000)
-    attach(train=loader, optimizer=optimizer)
-    for number, batch in enumerate(loader):
+    countoff = Countoff(optimizer=optimizer)
+    for number, batch in enumerate(countoff.train(loader)):
         train_on(model, optimizer, batch)
         if number == 3:
             tell("training")
 
 
 def train_with_several_guards() -> list[int]:
-    """Rank 0 counts off once another rank has looked. Two handles are then open, and a third is made after them."""
+    """Rank 0 counts off once another rank has looked. Four fits follow one another, with a pass each."""
     store = make_group(2)
     model, optimizer = model_and_optimizer()
     trained = []
     if own_rank() == 0:
         store.get("another rank has looked")
     for _ in range(2):
-        loaders = [share_loader(BATCHES), share_loader(BATCHES)]
-        handles = [attach(train=loader) for loader in loaders]
-        for loader in loaders:
+        fits = [Countoff(), Countoff()]  # the second one ends the first one where it begins
+        for fit in fits:
             batches = 0
-            for batch in loader:
+            for batch in fit.train(share_loader(BATCHES)):
                 train_on(model, optimizer, batch)
                 batches += 1
             trained.append(batches)
-        for handle in handles:
-            handle.detach()
+        for fit in fits:
+            fit.close()
     return trained
 
 

@@ -33,12 +33,12 @@ def test_what_is_left_is_counted_without_the_users_code(run_ranks):
 
 @pytest.mark.parametrize(("policy", "common"), [("stop", 5), ("repeat", 8)])
 def test_the_length_of_a_loader_is_the_same_on_every_rank(run_ranks, policy, common):
-    """A schedule made of `len(loader)` ends alike everywhere, and a step after the last batch is taken by all ranks."""
+    """A schedule made of a pass's length ends alike everywhere; a step after the last batch is taken by all ranks."""
     results = run_ranks(even_bits.by_length, 2, [5, 8], policy)
     for result, own in zip(results, [5, 8], strict=True):
         assert result.value["length"] == common
         assert result.value["steps"] == -(-common // 2) * even_bits.EPOCHS
-        assert result.value.pop("own") == own  # once the handle has ended
+        assert result.value.pop("own") == own  # that of the loader itself
         assert "WrongHorizon" not in "\n".join(verdict_lines(result))
     assert results[0].value == results[1].value
 

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from countoff.torch import attach
+from countoff.torch import Countoff
 from integration_tests.even_loops import Shards
 from integration_tests.jobs import BATCH_SIZE, Classifier, Job, csv_logger, digits, logged, own_rank, quiet
 
@@ -42,15 +42,15 @@ def progress_of(kind: str, policy: Any) -> list[tuple[float | None, ...]]:
     loader = loader_of(kind, 0)
 
     def note() -> None:
-        progress = handle.progress()
+        progress = countoff.progress()
         found.append(tuple(progress.get(name) for name in PER_EPOCH))
 
-    with attach(train=loader, uneven_train=policy, gradient_accumulation_steps=2) as handle:
+    with Countoff(uneven_train=policy, gradient_accumulation_steps=2) as countoff:
         note()
         for epoch in range(2):
             if kind == "unsized":
                 loader.dataset.epoch = epoch
-            for number, _ in enumerate(loader):
+            for number, _ in enumerate(countoff.train(loader)):
                 dist.all_reduce(torch.ones(1))
                 if number == 0:
                     note()

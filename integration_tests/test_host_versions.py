@@ -57,13 +57,13 @@ if socket.gethostname() == "node-2":
     os.environ["NCCL_ALGO"] = "Ring"
 from integration_tests import devices, loops
 from integration_tests.jobs import share_loader
-from countoff.torch import attach
+from countoff.torch import Countoff
 
 devices.join()
 model, optimizer = loops.model_and_optimizer()
 loader = share_loader(3)
-attach(train=loader, optimizer=optimizer)
-for batch in loader:
+countoff = Countoff(optimizer=optimizer)
+for batch in countoff.train(loader):
     loops.train_on(model, optimizer, batch)
 """
 

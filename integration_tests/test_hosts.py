@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from countoff.core.liveness import lifelines
 from countoff.core.words import names_of
-from countoff.torch import attach
+from countoff.torch import Countoff
 from integration_tests import loops
 from integration_tests.constants import environment
 from integration_tests.harness import RankResult, RanksTimedOut, tell
@@ -32,10 +32,10 @@ def train_slowly(batches: int, epochs: int, before: Callable[[int], None] = pace
     dist.init_process_group("gloo")
     model, optimizer = loops.model_and_optimizer()
     loader = share_loader(batches, before=before)
-    attach(train=loader, optimizer=optimizer)
+    countoff = Countoff(optimizer=optimizer)
     trained = 0
     for _ in range(epochs):
-        for batch in loader:
+        for batch in countoff.train(loader):
             loops.train_on(model, optimizer, batch)
             trained += 1
     return trained
@@ -86,8 +86,8 @@ def wait_in_a_loader() -> int:
     dist.init_process_group("gloo")
     model, optimizer = loops.model_and_optimizer()
     loader = share_loader(3, before=hold)
-    attach(train=loader, optimizer=optimizer, stall_seconds=1.0)
-    return sum(loops.train_on(model, optimizer, batch) is None for batch in loader)
+    countoff = Countoff(optimizer=optimizer, stall_seconds=1.0)
+    return sum(loops.train_on(model, optimizer, batch) is None for batch in countoff.train(loader))
 
 
 def fit_without_and_with() -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from countoff.core.ending.gloo import cut_collectives
 from countoff.core.ending.shutdown import EXIT_CODE
-from countoff.torch import attach
+from countoff.torch import Countoff
 from integration_tests.constants import put
 from integration_tests.jobs import assert_named, own_rank
 from integration_tests.loops import even_loader, model_and_optimizer
@@ -66,13 +66,13 @@ def blocked_in(collective: str) -> None:
     loader, evals = even_loader(), even_loader(80)
     # Rank 1 waits for rank 0's exception, which is not to end it: only rank 0 is to be reached in a collective.
     put(GRACE_SECONDS=GRACE_SECONDS if own_rank() == 0 else LONG.total_seconds())
-    attach(train=loader, eval=evals)
+    countoff = Countoff()
     with bystanders() as others:
         try:
-            for number, (images, labels) in enumerate(loader, 1):
+            for number, (images, labels) in enumerate(countoff.train(loader), 1):
                 if number == 2 and own_rank() == 1:
                     _store().wait(["blocking"], LONG)
-                    for _ in evals:
+                    for _ in countoff.eval(evals):
                         _store().wait(["raised"], LONG)
                 if number == 4:
                     _store().set("blocking", "now")
@@ -113,11 +113,11 @@ def waits_for_a_lock() -> None:
     dist.init_process_group("gloo")
     loader, evals = even_loader(), even_loader(80)
     put(GRACE_SECONDS=GRACE_SECONDS)
-    attach(train=loader, eval=evals)
-    for number, _ in enumerate(loader, 1):
+    countoff = Countoff()
+    for number, _ in enumerate(countoff.train(loader), 1):
         if number == 2 and own_rank() == 1:
             _store().wait(["blocking"], LONG)
-            for _ in evals:
+            for _ in countoff.eval(evals):
                 pass
         if number == 4:
             _store().set("blocking", "now")

@@ -9,7 +9,7 @@ import pytest
 
 from countoff.report import facts
 from countoff.report.reader import read
-from countoff.torch import attach
+from countoff.torch import Countoff
 from integration_tests import devices, loops
 from integration_tests.composer_jobs import needs_composer
 from integration_tests.harness import RankResult, Watch, tell
@@ -27,8 +27,8 @@ def train() -> None:
     devices.join()
     model, optimizer = loops.model_and_optimizer()
     loader = share_loader(5000)
-    attach(train=loader, optimizer=optimizer)
-    for number, batch in enumerate(loader):
+    countoff = Countoff(optimizer=optimizer)
+    for number, batch in enumerate(countoff.train(loader)):
         loops.train_on(model, optimizer, batch)
         if number == 3:
             tell("training")

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from countoff._adapter.counted_loop import active_loops
 from countoff.core import DivergenceError, FitPlan, Guard, Settings
 from countoff.core.store.channel import Channel
 from countoff.core.verdict import PlanMismatch
-from countoff.torch import attach
+from countoff.torch import Countoff
 from integration_tests.jobs import BATCH_SIZE, assert_named, own_rank, share_loader, verdict_lines
 from integration_tests.loops import even_loader, model_and_optimizer, train_on
 from integration_tests.objects import threads
@@ -32,12 +33,12 @@ def test_a_destroyed_process_group_is_no_lost_store(run_ranks):
 def destroys_the_group_and_works_on() -> str | None:
     dist.init_process_group("gloo")
     loader = even_loader(40)
-    attached = attach(train=loader)
-    for _ in loader:
+    countoff = Countoff()
+    for _ in countoff.train(loader):
         dist.barrier()
     dist.destroy_process_group()
     threading.Event().wait(1.5)  # rank 0 saves the model: three times as long as a lost store is looked into
-    verdict = attached.guard.verdict
+    verdict = countoff.guard.verdict
     return None if verdict is None else verdict.headline
 
 
@@ -52,50 +53,35 @@ def test_an_exit_of_all_ranks_is_no_verdict(run_ranks):
 def forks_and_exits() -> None:
     dist.init_process_group("gloo")
     loader = even_loader(40)
-    with attach(train=loader) as attached:
-        for _ in loader:
+    with Countoff() as countoff:
+        for _ in countoff.train(loader):
             child = os.fork()
             if not child:
-                attached.guard.failed(ValueError("of a child that is not this rank"))
+                countoff.guard.failed(ValueError("of a child that is not this rank"))
                 os._exit(0)
             os.waitpid(child, 0)
             dist.barrier()
             sys.exit(0)
 
 
-@pytest.mark.parametrize("iterated", ["another", "attached"])
-def test_a_loop_over_another_loader_is_warned_of(run_ranks, iterated):
-    """Training on another loader than the attached one is warned of after 64 steps."""
-    results = run_ranks(iterates, 2, iterated)
-    said = "\n".join(verdict_lines(results[0]))
-    assert ("countoff: UnseenLoader: 64 optimizer steps, and no batch of" in said) == (iterated == "another"), results
-    assert not verdict_lines(results[1]), results
-
-
-def iterates(iterated: str) -> None:
-    dist.init_process_group("gloo")
-    model, optimizer = model_and_optimizer()
-    loader, other = even_loader(560), even_loader(560)
-    with attach(train=loader):
-        for batch in other if iterated == "another" else loader:
-            train_on(model, optimizer, batch)
-
-
-def test_attaching_again_takes_over_from_the_first_handle(run_ranks):
-    """A second attach() counts from then on, and gives the loader back."""
-    results = run_ranks(attaches_twice, 2)
-    assert [result.value for result in results] == [(0, 5, "DataLoader")] * 2
+def test_a_second_countoff_takes_over_from_the_first(run_ranks):
+    """Its first train pass ends the fit of the first one, which counts nothing from then on."""
+    results = run_ranks(begins_twice, 2)
+    assert [result.value for result in results] == [(5, 5, 1, [])] * 2
     assert not any(verdict_lines(result) for result in results), results
 
 
-def attaches_twice() -> tuple[int, int, str]:
+def begins_twice() -> tuple[int, int, int, list[str]]:
     dist.init_process_group("gloo")
     loader = even_loader(40)
-    first, second = attach(train=loader), attach(train=loader)
-    for _ in loader:
-        dist.barrier()
-    second.detach()
-    return first.guard.train_batches, second.guard.train_batches, str(type(loader).__name__)
+    first, second = Countoff(), Countoff()
+    for countoff in (first, second):
+        for _ in countoff.train(loader):
+            dist.barrier()
+    active = len(active_loops())
+    first.close()
+    second.close()
+    return first.guard.train_batches, second.guard.train_batches, active, threads()
 
 
 def test_one_rank_that_exits_in_the_middle_is_named(run_ranks):
@@ -117,9 +103,9 @@ def goes_alone(way: str) -> None:
     dist.init_process_group("gloo")
     model, optimizer = model_and_optimizer()
     loader = even_loader(40)
-    attached = attach(train=loader)
+    countoff = Countoff()
     with contextlib.suppress(KeyboardInterrupt):
-        for number, batch in enumerate(loader, start=1):
+        for number, batch in enumerate(countoff.train(loader), start=1):
             if own_rank() == 1 and number == 3:
                 if way == "exit":
                     sys.exit(0)
@@ -127,18 +113,18 @@ def goes_alone(way: str) -> None:
                     raise KeyboardInterrupt
                 break
             train_on(model, optimizer, batch)
-    attached.detach()
+    countoff.close()
 
 
 def exits_alone() -> None:
     dist.init_process_group("gloo")
     loader = even_loader()
-    with attach(train=loader) as attached:
-        for number, _ in enumerate(loader, start=1):
+    with Countoff() as countoff:
+        for number, _ in enumerate(countoff.train(loader), start=1):
             if own_rank() == 1 and number == 3:
                 sys.exit(0)
             if number > 3:  # without rank 1 no collective would ever end: only its mark shows it
-                attached.guard.state.ended.wait(10)
+                countoff.guard.state.ended.wait(10)
 
 
 def test_a_rank_that_leaves_a_hand_written_loop_unseen_is_named(run_ranks):
@@ -232,15 +218,15 @@ def is_killed_as_another_leaves() -> None:
     dist.init_process_group("gloo")
     store: Any = dist.distributed_c10d._get_default_store()
     loader = even_loader()
-    with contextlib.ExitStack() as stack, attach(train=loader) as handle:
-        for _ in loader:
+    with contextlib.ExitStack() as stack, Countoff() as countoff:
+        for _ in countoff.train(loader):
             if own_rank() == 0:
-                handle.loop.abandon()
+                active_loops()[-1].abandon()
                 store.set("left", "yes")
                 store.wait(["over"])
                 return
             store.wait(["left"])
-            while handle.guard.state.left is None:
+            while countoff.guard.state.left is None:
                 time.sleep(0.01)
             if own_rank() == 1:
                 os._exit(9)
@@ -249,9 +235,9 @@ def is_killed_as_another_leaves() -> None:
 
 
 @pytest.mark.parametrize("way", ["exception", "plan"])
-def test_a_process_with_several_handles_prints_one_message(run_ranks, way):
-    """An exception before the first pass, or a verdict of one of several handles, is one message on each rank."""
-    results = run_ranks(attaches_several, 2, way, expect=None, finalise=True)
+def test_a_process_with_several_fits_prints_one_message(run_ranks, way):
+    """An exception before the first pass, or a verdict of one of several fits, is one message on each rank."""
+    results = run_ranks(begins_several, 2, way, expect=None, finalise=True)
     for result in results:
         (line,) = [line for line in verdict_lines(result) if line.startswith("countoff: ")]
         if way == "plan":
@@ -262,99 +248,108 @@ def test_a_process_with_several_handles_prints_one_message(run_ranks, way):
         assert "countoff " in result.error_file, results
 
 
-def attaches_several(way: str) -> None:
+def in_groups(count: int, **told: Any) -> list[Countoff]:
+    """As many fits at a time, each in a process group of its own, of all ranks: the same ranks have one only."""
+    fits = [Countoff(group=dist.new_group(), **told) for _ in range(count)]
+    for fit in fits:
+        fit.start()
+    return fits
+
+
+def begins_several(way: str) -> None:
     dist.init_process_group("gloo")
-    handles = [attach(train=even_loader(40)) for _ in range(3)]
+    fits = in_groups(3)
     if way == "plan":
-        attach(train=share_loader(3), batch_size=3 + own_rank())
+        in_groups(1, batch_size=3 + own_rank())
     if own_rank() == 1:
         raise ValueError("no such file")
     with contextlib.suppress(RuntimeError):  # the collective that loses its peer
         dist.barrier()
-    for _ in handles:
+    for _ in fits:
         dist.barrier()
 
 
-def test_the_handles_of_a_process_share_their_threads(run_ranks):
-    """There are three threads for any number of handles, and none once the last one has ended."""
+def test_the_fits_of_a_process_share_their_threads(run_ranks):
+    """There are three threads for any number of fits, and none once the last one has ended."""
     three = ["countoff listener", "countoff speaker", "countoff watchdog"]
-    results = run_ranks(attaches_many, 2)
+    results = run_ranks(begins_many, 2)
     assert [result.value for result in results] == [(three, [5] * 7, three, [])] * 2, results
     assert not any(verdict_lines(result) for result in results), results
 
 
-def attaches_many() -> tuple[Any, ...]:
+def begins_many() -> tuple[Any, ...]:
     dist.init_process_group("gloo")
-    loaders = [even_loader(40) for _ in range(7)]
-    handles = [attach(train=loader) for loader in loaders]
+    fits = in_groups(7)
     found: list[Any] = [sorted(threads())]
-    for loader in loaders:
-        for _ in loader:
+    for fit in fits:
+        for _ in fit.train(even_loader(40)):
             dist.barrier()
-    found.append([handle.guard.train_batches for handle in handles])
-    kept = handles.pop(own_rank())  # the last one that is open is not the same on all ranks
-    for handle in handles:
-        handle.detach()
+    found.append([fit.guard.train_batches for fit in fits])
+    kept = fits.pop(own_rank())  # the last one that is open is not the same on all ranks
+    for fit in fits:
+        fit.close()
     found.append(sorted(threads()))
     dist.barrier()
-    kept.detach()
+    kept.close()
     return (*found, threads())
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_ranks_that_end_different_handles_compare_the_next_one(run_ranks, first):
-    """A rank that has ended all of its handles meets the others again, in silence, and is compared as before."""
-    results = run_ranks(attaches_again, 2, first, expect=None)
+def test_ranks_that_end_a_fit_at_different_times_compare_the_next_one(run_ranks, first):
+    """A rank that has ended all of its fits meets the others again, in silence, and is compared as before."""
+    results = run_ranks(begins_again, 2, first, expect=None)
     for result in results:
         assert result.output.count("trained, in silence") == 1, results
         (line,) = [line for line in verdict_lines(result) if line.startswith("countoff: ")]
         assert line.startswith("countoff: UnevenBatches: rank 1 ran out of data after 2 batches"), results
 
 
-def attaches_again(first: int) -> None:
+def begins_again(first: int) -> None:
     dist.init_process_group("gloo")
-    early = attach(train=even_loader(40))
+    early = Countoff()
+    early.start()
     if own_rank() == first:
-        early.detach()
-    loader = even_loader(40)
-    with attach(train=loader) as handle:
-        for _ in loader:
+        early.close()
+    with Countoff() as countoff:
+        for _ in countoff.train(even_loader(40)):
             dist.barrier()
-    print(f"trained, in silence: {handle.guard.notices}")
-    uneven = share_loader(3 - own_rank())
-    with attach(train=uneven) as handle:
-        for _ in uneven:
+    print(f"trained, in silence: {countoff.guard.notices}")
+    with Countoff() as countoff:
+        for _ in countoff.train(share_loader(3 - own_rank())):
             dist.barrier()
         if own_rank() == 1:
             dist.barrier()  # rank 0 is in its last batch, and rank 1 beyond it
-        while handle.guard.verdict is None:  # a rank that has ended its fit may be gone before the verdict arrives
+        while countoff.guard.verdict is None:  # a rank that has ended its fit may be gone before the verdict arrives
             time.sleep(0.01)
 
 
-def test_a_handle_that_has_ended_leaves_no_thread(run_ranks):
-    """A detached handle, or one whose loop an exception has left, keeps no thread; a verdict keeps the watchdog."""
+def test_a_fit_that_has_ended_leaves_no_thread(run_ranks):
+    """A closed fit, or one whose loop an exception has left, keeps no thread; a verdict keeps the watchdog."""
     results = run_ranks(ends_in_every_way, 2)
     assert [result.value for result in results] == [([], [], {"countoff watchdog"}, [])] * 2
 
 
 def ends_in_every_way() -> tuple[Any, ...]:
     dist.init_process_group("gloo")
-    attach(train=even_loader(40)).detach()
+    with Countoff() as countoff:
+        countoff.start()
     found: list[Any] = [threads()]
-    with contextlib.suppress(ArithmeticError, DivergenceError), attach(train=even_loader(40)):
-        dist.barrier()  # else a rank that is still in attach() raises the verdict there
+    with contextlib.suppress(ArithmeticError, DivergenceError), Countoff() as countoff:
+        countoff.start()
+        dist.barrier()  # else a rank that is still in start() raises the verdict there
         raise ArithmeticError("out of luck")
     deadline = time.monotonic() + 20
     while threads() and time.monotonic() < deadline:  # the exception is over, and the watchdog is about to see that
         time.sleep(0.02)
     found.append(threads())
     with contextlib.suppress(PlanMismatch):
-        attach(train=share_loader(3), batch_size=3 + own_rank())
+        Countoff(batch_size=3 + own_rank()).start()
     for thread in threading.enumerate():
         if thread.name in ("countoff listener", "countoff speaker"):
             thread.join(5)
     found.append(set(threads()))
-    attach(train=even_loader(40)).detach()  # a guard that begins closes those that a process has survived
+    with Countoff() as countoff:
+        countoff.start()  # a guard that begins closes those that a process has survived
     found.append(threads())
     return tuple(found)
 
@@ -448,8 +443,8 @@ def child_rank(rank: int, path: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
     model, optimizer = model_and_optimizer()
     loader = even_loader()
-    attach(train=loader)
-    for number, batch in enumerate(loader):
+    countoff = Countoff()
+    for number, batch in enumerate(countoff.train(loader)):
         if rank == 1 and number == 3:
             raise ValueError("of the user's own")
         train_on(model, optimizer, batch)
@@ -472,9 +467,9 @@ def ends_as_the_verdict_comes(batches: list[int]) -> None:
             time.sleep(0.001)
 
     loader = share_loader(batches[own_rank()], before=hold)
-    handle = attach(train=loader, optimizer=optimizer)
-    for batch in loader:
+    countoff = Countoff(optimizer=optimizer)
+    for batch in countoff.train(loader):
         train_on(model, optimizer, batch)
     left.touch()
-    while handle.guard.verdict is None and time.monotonic() < deadline:
+    while countoff.guard.verdict is None and time.monotonic() < deadline:
         time.sleep(0.001)

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from torch.utils.data import DataLoader
 
-from countoff.accelerate import attach as attach_accelerator
-from countoff.torch import attach
+import countoff.accelerate
+from countoff.torch import Countoff
 from integration_tests.harness import RankResult, Watch, tell
 from integration_tests.jobs import own_rank, verdict_lines, weights
 from integration_tests.loops import even_loader, model_and_optimizer, train_on
@@ -46,28 +46,26 @@ def test_an_exception_that_every_rank_catches_is_no_word(run_ranks, ranks):
 
 def all_retry() -> list[Any]:
     dist.init_process_group("gloo")
-    return [retried(attach_off), retried(attach), retried(attach_accelerated)]
+    return [retried("off"), retried("plain"), retried("accelerated")]
 
 
-def attach_off(**options: Any) -> Any:
-    return attach(enabled=False, **options)
+def countoff_of(kind: str) -> Any:
+    if kind == "accelerated":
+        return countoff.accelerate.Countoff(Accelerator(cpu=True), lost_seconds=0.4)
+    return Countoff(enabled=kind != "off", lost_seconds=0.4)
 
 
-def attach_accelerated(train: Any, **options: Any) -> Any:
-    return attach_accelerator(Accelerator(cpu=True), train=train, **options)
-
-
-def retried(attach_to: Any) -> tuple[str, str]:
+def retried(kind: str) -> tuple[str, str]:
     """The weights and the random state after a training of which every rank has caught two exceptions."""
     torch.manual_seed(own_rank())
     for size in (4, 2, 1):
         model, optimizer = model_and_optimizer()
         loader = even_loader(40)
-        if attach_to is attach_accelerated:
+        if kind == "accelerated":
             loader = Accelerator(cpu=True).prepare(DataLoader(loader.dataset, batch_size=4))
         try:
-            with attach_to(train=loader, lost_seconds=0.4):
-                for number, batch in enumerate(loader):
+            with countoff_of(kind) as fit:
+                for number, batch in enumerate(fit.train(loader)):
                     if size > 1 and number == 1:
                         time.sleep(1.5 * (own_rank() == dist.get_world_size() - 1))
                         raise RuntimeError(_OUT_OF_MEMORY)
@@ -100,8 +98,8 @@ def one_retries(destroys: bool) -> None:
         if own_rank() != 1:
             stack.callback(store.add, "over", 1)
         try:
-            with attach(train=loader, lost_seconds=0.5):
-                for number, batch in enumerate(loader, start=1):
+            with Countoff(lost_seconds=0.5) as fit:
+                for number, batch in enumerate(fit.train(loader), start=1):
                     if own_rank() == 1 and number == 3:
                         raise RuntimeError(_OUT_OF_MEMORY)
                     train_on(model, optimizer, batch)
@@ -115,7 +113,7 @@ def one_retries(destroys: bool) -> None:
 
 
 def test_a_caught_exception_leaves_no_thread(run_ranks):
-    """A handle that an exception has left ends once the exception is over, though no other fit begins."""
+    """A fit that an exception has left ends once the exception is over, though no other fit begins."""
     results = run_ranks(catches_and_goes_on, 2)
     assert [result.value for result in results] == [[], []]
     assert_silent(results)
@@ -125,7 +123,8 @@ def catches_and_goes_on() -> list[str]:
     dist.init_process_group("gloo")
     hook = sys.excepthook
     try:
-        with attach(train=even_loader()):
+        with Countoff() as fit:
+            fit.start()
             raise ArithmeticError
     except ArithmeticError:
         pass
@@ -153,22 +152,22 @@ def exits_hard(place: str) -> None:
     dist.init_process_group("gloo")
     model, optimizer = model_and_optimizer()
     loader = even_loader()
-    handle = attach(train=loader)
-    for number, batch in enumerate(loader, start=1):
+    fit = Countoff()
+    for number, batch in enumerate(fit.train(loader), start=1):
         train_on(model, optimizer, batch)
         if place == "amid" and number == 3:
             break
     dist.barrier()
     if own_rank() == 1:
-        wait_until_gone(handle, 0)
+        wait_until_gone(fit, 0)
         time.sleep(1.5)
         print("writes")
     print("exits", flush=True)
     os._exit(0)
 
 
-def wait_until_gone(handle: Any, rank: int) -> None:
-    process = handle.guard.member.speaker.link.heartbeats.neighbours[rank]
+def wait_until_gone(fit: Any, rank: int) -> None:
+    process = fit.guard.member.speaker.link.heartbeats.neighbours[rank]
     while process.state() != "gone":
         time.sleep(0.01)
 
@@ -191,8 +190,8 @@ def exit_75(alone: int | None) -> None:
     dist.init_process_group("gloo")
     model, optimizer = model_and_optimizer()
     loader = even_loader()
-    with attach(train=loader):
-        for number, batch in enumerate(loader, start=1):
+    with Countoff() as fit:
+        for number, batch in enumerate(fit.train(loader), start=1):
             if number == 3 and alone in (None, own_rank()):
                 time.sleep(own_rank())
                 sys.exit(75)
@@ -209,8 +208,8 @@ def test_a_failure_after_the_epoch_says_so(run_ranks):
 def fails_after_the_epoch() -> None:
     dist.init_process_group("gloo")
     loader = even_loader()
-    with attach(train=loader):
-        for _ in loader:
+    with Countoff() as fit:
+        for _ in fit.train(loader):
             dist.barrier()
         if own_rank() == 1:
             raise ValueError("disk full")
@@ -233,8 +232,8 @@ def trains_for_a_while() -> None:
     dist.init_process_group("gloo")
     model, optimizer = model_and_optimizer()
     loader = even_loader(800)
-    with attach(train=loader):
-        for number, batch in enumerate(loader, start=1):
+    with Countoff() as fit:
+        for number, batch in enumerate(fit.train(loader), start=1):
             train_on(model, optimizer, batch)
             time.sleep(0.01)
             if number == 3:
@@ -258,18 +257,18 @@ def test_a_victim_is_not_accused(run_ranks, way):
 def loses_its_peer(way: str) -> None:
     dist.init_process_group("gloo")
     loader = even_loader(40)
-    handle = attach(train=loader)
-    for _ in loader:
+    fit = Countoff()
+    for _ in fit.train(loader):
         dist.barrier()
     if own_rank() == 0:
-        for _ in even_loader(40):  # made again, and not attached
+        for _ in even_loader(40):  # and nobody counts that
             dist.barrier()
         return
     if way == "ends":
         dist.barrier()
-        handle.detach()
+        fit.close()
         dist.destroy_process_group()
     else:
         dist.destroy_process_group()
-        wait_until_gone(handle, 0)
+        wait_until_gone(fit, 0)
         os._exit(1)

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from countoff.torch import attach
+from countoff.torch import Countoff
 from integration_tests import devices
 from integration_tests.faults.cases import CANNOT, CASES
 from integration_tests.faults.matrix import run_cell
@@ -60,15 +60,15 @@ def wait_in_a_kernel():
     model, optimizer = model_and_optimizer()
     last = own_rank() == dist.get_world_size() - 1
     loader = share_loader(4 - last)
-    attach(train=loader, optimizer=optimizer)
+    countoff = Countoff(optimizer=optimizer)
     try:
-        for batch in loader:
+        for batch in countoff.train(loader):
             train_on(model, optimizer, batch)
             total = torch.ones(1, device=device)
             dist.all_reduce(total)
             total.item()
         if last:
-            for _ in loader:  # it runs Python code, and raises at its next call into countoff
+            for _ in countoff.train(loader):  # it runs Python code, and raises at its next call into countoff
                 time.sleep(1)
     except Exception as error:
         print(f"except {type(error).__name__}", flush=True)

@@ -1,4 +1,4 @@
-"""`attach(group=…)`: trials on parts of a job's ranks hear nothing of each other."""
+"""`Countoff(group=…)`: trials on parts of a job's ranks hear nothing of each other."""
 
 import json
 
@@ -80,6 +80,6 @@ def test_a_part_that_resumes_with_another_rate_is_told(run_ranks):
 def test_a_rank_that_is_not_in_the_group_is_told_so(run_ranks):
     results = run_ranks(part_jobs.asks_for_others, 2)
     assert [result.value for result in results] == [
-        "attached",
-        "rank 1 is not in the group: call attach(group=…) on the ranks of the group alone",
+        "made",
+        "rank 1 is not in the group: make Countoff(group=…) on the ranks of the group alone",
     ]

@@ -11,7 +11,7 @@ from countoff.cli.__main__ import main
 from countoff.report import facts
 from countoff.report.page import render
 from countoff.report.reader import Reader
-from countoff.torch import attach
+from countoff.torch import Countoff
 from integration_tests import devices, loops
 from integration_tests.jobs import digits, own_rank, verdict_lines
 
@@ -49,8 +49,8 @@ def different_batch_sizes() -> None:
     model, optimizer = loops.model_and_optimizer()
     images, labels = digits()
     loader = DataLoader(TensorDataset(images[:48], labels[:48]), batch_size=4 if own_rank() == 1 else 8)
-    attach(train=loader, optimizer=optimizer)
-    for batch in loader:
+    countoff = Countoff(optimizer=optimizer)
+    for batch in countoff.train(loader):
         loops.train_on(model, optimizer, batch)
 
 

@@ -13,7 +13,7 @@ pytest.importorskip("torchdata")
 
 from countoff._accelerate.checkpoints import _read
 from countoff.report.reader import read
-from countoff.torch import attach
+from countoff.torch import Countoff
 from integration_tests import devices
 from integration_tests import resume_jobs as jobs
 from integration_tests.jobs import digits, verdict_lines, weights
@@ -178,17 +178,17 @@ def test_of_two_checkpoints_that_are_loaded_the_last_one_counts(capsys):
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
     records = []
     for epochs in (1, 2):
-        with attach(train=loader, optimizer=optimizer) as handle:
+        with Countoff(optimizer=optimizer) as countoff:
             for _ in range(epochs):
-                for _ in loader:
+                for _ in countoff.train(loader):
                     optimizer.step()
-            records.append(handle.state_dict())
-    with attach(train=loader, optimizer=optimizer) as handle:
+            records.append(countoff.state_dict())
+    with Countoff(optimizer=optimizer) as countoff:
         for record in records:
-            handle.load_state_dict(record)
-        for _ in loader:
+            countoff.load_state_dict(record)
+        for _ in countoff.train(loader):
             optimizer.step()
-        assert handle.state_dict()["steps"] == 18
+        assert countoff.state_dict()["steps"] == 18
     assert capsys.readouterr().err == ""
 
 

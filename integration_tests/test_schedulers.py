@@ -25,7 +25,7 @@ WRAPPER = ROOT / "examples" / "restart_if_useful.py"
 ELASTIC = """
 import os, pathlib, sys, time
 import torch.distributed as dist
-from countoff.torch import attach
+from countoff.torch import Countoff
 from integration_tests import loops
 from integration_tests.jobs import share_loader
 
@@ -37,9 +37,9 @@ def pace(number):
 dist.init_process_group("gloo")
 model, optimizer = loops.model_and_optimizer()
 loader = share_loader(5000 if dist.get_world_size() == 2 else 5, before=pace)
-attach(train=loader, optimizer=optimizer)
+countoff = Countoff(optimizer=optimizer)
 trained = 0
-for batch in loader:
+for batch in countoff.train(loader):
     loops.train_on(model, optimizer, batch)
     trained += 1
 print(f"trained {trained} batches on {dist.get_world_size()} rank", flush=True)

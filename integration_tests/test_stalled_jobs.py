@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from countoff.core import DivergenceError
 from countoff.core.ending.shutdown import EXIT_CODE
-from countoff.torch import attach
+from countoff.torch import Countoff
 from integration_tests.constants import put
 from integration_tests.jobs import own_rank
 from integration_tests.loops import even_loader, model_and_optimizer
@@ -43,15 +43,14 @@ def hang_beside_the_others(directory: str) -> None:
     model, optimizer = model_and_optimizer()
     loader = even_loader()
     put(GRACE_SECONDS=2)
-    attach(
-        train=loader,
+    countoff = Countoff(
         optimizer=optimizer,
         levels={"Stalled": "raise"},
         stall_seconds=2,
         verdict_file=f"{directory}/verdict{own_rank()}.json",
     )
     try:
-        for number, (images, labels) in enumerate(loader, 1):
+        for number, (images, labels) in enumerate(countoff.train(loader), 1):
             if number == 3 and own_rank() == 1:
                 write_metrics()
             torch.nn.functional.cross_entropy(model(images), labels).backward()

@@ -13,7 +13,7 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as schema
 
 from countoff.report.perfetto import write_perfetto
 from countoff.report.reader import read
-from countoff.torch import attach
+from countoff.torch import Countoff
 from integration_tests import loops
 from integration_tests.harness import tell
 from integration_tests.jobs import share_loader, verdict_lines
@@ -45,14 +45,14 @@ def train_until_seen(go_on: Path) -> None:
     dist.init_process_group("gloo")
     model, optimizer = loops.model_and_optimizer()
     loader = share_loader(20)
-    attached = attach(train=loader, optimizer=optimizer)
-    for number, batch in enumerate(loader):
+    countoff = Countoff(optimizer=optimizer)
+    for number, batch in enumerate(countoff.train(loader)):
         loops.train_on(model, optimizer, batch)
         if number == 9:
             tell("halfway")
             while not go_on.exists():
                 time.sleep(0.05)
-    attached.detach()
+    countoff.close()
 
 
 def test_a_job_that_trains_is_shown_and_its_end_too(run_ranks: Any, directory: Path, tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def test_an_undeclared_evaluation_on_rank_0_alone_is_explained(run_ranks):
     results = run_ranks(loops.evaluates_on_rank_0, 2, False, expect=None)
     for result in results:
         assert "rank 0 began evaluation" in result.output, result
-        assert "attach(..., uneven_eval='off')" in "\n".join(verdict_lines(result)), result
+        assert "Countoff(..., uneven_eval='off')" in "\n".join(verdict_lines(result)), result
 
 
 @pytest.mark.parametrize(("mode", "warnings"), [("warn", 1), ("allow", 0)])

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from countoff.core.trace import writer
 from countoff.report import facts, reader
-from countoff.torch import attach
+from countoff.torch import Countoff
 from integration_tests import accelerate_jobs, jobs, loops
 from integration_tests.harness import tell
 from integration_tests.jobs import own_rank, share_loader, verdict_lines
@@ -126,8 +126,8 @@ def train_until_killed() -> None:
     dist.init_process_group("gloo")
     model, optimizer = loops.model_and_optimizer()
     loader = share_loader(2000)
-    attach(train=loader, optimizer=optimizer)
-    for number, batch in enumerate(loader):
+    countoff = Countoff(optimizer=optimizer)
+    for number, batch in enumerate(countoff.train(loader)):
         loops.train_on(model, optimizer, batch)
         time.sleep(0.01)
         if number == 20:
@@ -172,8 +172,8 @@ def stall() -> None:
     threading.Thread(target=wake_after_the_report, args=(woken,), daemon=True).start()
     loader = share_loader(8, before=partial(sleep_in_the_loader, woken))
     model, optimizer = loops.model_and_optimizer()
-    attach(train=loader, optimizer=optimizer)
-    for batch in loader:
+    countoff = Countoff(optimizer=optimizer)
+    for batch in countoff.train(loader):
         loops.train_on(model, optimizer, batch)
 
 
@@ -298,12 +298,12 @@ def on_a_file_system_that_blocks() -> tuple[float, float]:
     dist.init_process_group("gloo")
     model, optimizer = loops.model_and_optimizer()
     loader = share_loader(10)
-    handle = attach(train=loader, optimizer=optimizer)
+    countoff = Countoff(optimizer=optimizer)
     began = time.monotonic()
-    for batch in loader:
+    for batch in countoff.train(loader):
         loops.train_on(model, optimizer, batch)
     trained = time.monotonic()
-    handle.detach()
+    countoff.close()
     ended = time.monotonic()
     return trained - began, ended - trained
 
@@ -338,8 +338,8 @@ def train_with_a_clock_that_is_ahead() -> None:
     dist.init_process_group("gloo")
     model, optimizer = loops.model_and_optimizer()
     loader = share_loader(60)
-    with attach(train=loader, optimizer=optimizer):
-        for batch in loader:
+    with Countoff(optimizer=optimizer) as countoff:
+        for batch in countoff.train(loader):
             loops.train_on(model, optimizer, batch)
             time.sleep(0.08)
 

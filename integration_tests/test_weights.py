@@ -95,8 +95,8 @@ def test_the_ranks_that_hold_other_weights_are_named(run_ranks):
 
 def test_weights_of_an_unknown_model_cannot_be_compared(run_ranks):
     """A plain loop must say which model it trains; a single rank has nothing to compare."""
-    with_model, without = run_ranks(weight_jobs.attach_without_model, 2), run_ranks(weight_jobs.attach_without_model, 1)
-    line = "weights_every needs the model whose weights are compared: attach(model=…)"
+    with_model, without = run_ranks(weight_jobs.without_model, 2), run_ranks(weight_jobs.without_model, 1)
+    line = "weights_every needs the model whose weights are compared: Countoff(model=…)"
     assert [result.value for result in (*with_model, *without)] == [line, line, None]
 
 

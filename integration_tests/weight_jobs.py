@@ -13,10 +13,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from countoff.core import SettingsError
-from countoff.torch import attach
+from countoff.torch import Countoff
 from integration_tests import devices
 from integration_tests.jobs import BATCH_SIZE, digits, own_rank
-from integration_tests.loops import train_on
+from integration_tests.loops import counted, train_on
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Training:
         ranks: The ranks on which.
         ignored: Parameters that the wrapper leaves alone, and that each rank then changes in its own way.
         uncounted: Whether ranks train apart on purpose.
-        options: Those of attach; None: no countoff.
+        options: Those of countoff; None: no countoff.
     """
 
     wrapped: str = "ddp"
@@ -146,24 +146,24 @@ def train(training: Training) -> dict[str, Any]:
     dataset = TensorDataset(images[:80], labels[:80])
     replicas: dict[str, Any] = {"num_replicas": 1, "rank": 0} if training.wrapped == "tp" else {}
     loader = DataLoader(dataset, BATCH_SIZE, sampler=DistributedSampler(dataset, **replicas))
-    handle = None
+    countoff = None
     if training.options is not None:
         options: dict[str, Any] = {"compare_data": False, **training.options}
-        handle = attach(train=loader, optimizer=optimizer, model=model, **options)
-    with handle.uncounted() if training.uncounted and handle is not None else contextlib.nullcontext():
-        _epochs(training, model, optimizer, loader)
-    if handle is not None:
-        handle.detach()
-    warned = {} if handle is None else {each.kind: each.sentence for each in handle.guard.notices}
+        countoff = Countoff(optimizer=optimizer, model=model, **options)
+    with countoff.uncounted() if training.uncounted and countoff is not None else contextlib.nullcontext():
+        _epochs(training, model, optimizer, loader, countoff)
+    if countoff is not None:
+        countoff.close()
+    warned = {} if countoff is None else {each.kind: each.sentence for each in countoff.guard.notices}
     local = [each.to_local() if hasattr(each, "to_local") else each for each in model.state_dict().values()]
     return {"warned": warned, "weights": [each.tolist() for each in local], "random": torch.rand(1).item()}
 
 
-def _epochs(training: Training, model: Any, optimizer: Any, loader: Any) -> None:
+def _epochs(training: Training, model: Any, optimizer: Any, loader: Any, countoff: Any) -> None:
     inner = getattr(model, "module", model)
     number = 0
     for _ in range(2):
-        for batch in loader:
+        for batch in counted(countoff, loader):
             number += 1
             if number == training.at and training.changed and own_rank() in training.ranks:
                 change(inner, training.changed)
@@ -188,11 +188,11 @@ def train_each(trainings: list[Training]) -> list[dict[str, Any]]:
     return [train(training) for training in trainings]
 
 
-def attach_without_model() -> str | None:
-    """Attaches to a loop without its model, and returns the error."""
+def without_model() -> str | None:
+    """Asks for weights to be compared without a model, and returns the error."""
     devices.join()
     try:
-        attach(weights_every=2).detach()
+        Countoff(weights_every=2).close()
     except SettingsError as error:
         return str(error)
     return None
@@ -202,27 +202,28 @@ def fit_fabric(changed: Sequence[bool | None]) -> list[dict[str, Any]]:
     """Trains with Fabric, once for each: with a weight that is changed on rank 1, without, and (None) bare."""
     from lightning.fabric import Fabric
 
-    from countoff.fabric import Countoff
+    from countoff.fabric import Countoff as FabricCountoff
 
     found: list[dict[str, Any]] = []
     for change_it in changed:
-        callback = None if change_it is None else Countoff(weights_every=2)
-        fabric = Fabric(**devices.lightning(), strategy="ddp", callbacks=[] if callback is None else [callback])
+        fabric = Fabric(**devices.lightning(), strategy="ddp")
         fabric.launch()
         bare = build()
         model, optimizer = fabric.setup(bare, torch.optim.SGD(bare.parameters(), lr=0.1))
         images, labels = digits()
         loader = fabric.setup_dataloaders(DataLoader(TensorDataset(images[:64], labels[:64]), BATCH_SIZE))
-        for number, batch in enumerate(loader):
+        told: dict[str, Any] = {"optimizer": optimizer, "model": model}
+        countoff = None if change_it is None else FabricCountoff(fabric, weights_every=2, **told)
+        for number, batch in enumerate(counted(countoff, loader)):
             if change_it and number == 3 and own_rank() == 1:
                 change(bare, "0.weight")
             images_here, labels_here = batch
             fabric.backward(torch.nn.functional.cross_entropy(model(images_here), labels_here))
             optimizer.step()
             optimizer.zero_grad()
-        guard = None if callback is None else callback.guard
-        fabric.call("on_train_end")
-        warned = {} if guard is None else {each.kind: each.sentence for each in guard.notices}
+        if countoff is not None:
+            countoff.close()
+        warned = {} if countoff is None else {each.kind: each.sentence for each in countoff.guard.notices}
         found.append({"warned": warned, "weights": [each.tolist() for each in model.state_dict().values()]})
     return found
 
@@ -278,8 +279,8 @@ def hold_models(wrapped: str, cases: Sequence[str]) -> list[dict[str, str]]:
         dataset = TensorDataset(images[:80], labels[:80])
         loader = DataLoader(dataset, BATCH_SIZE, sampler=DistributedSampler(dataset))
         levels: dict[str, Any] = {"PlanMismatch": "off"} if case.endswith("allowed") else {}
-        with attach(train=loader, model=model, levels=levels) as handle:
-            for _ in loader:
+        with Countoff(model=model, levels=levels) as countoff:
+            for _ in countoff.train(loader):
                 pass
-        found.append({each.kind: each.sentence for each in handle.guard.notices})
+        found.append({each.kind: each.sentence for each in countoff.guard.notices})
     return found

@@ -2,8 +2,10 @@
 
 import copy
 import functools
+import gc
 import inspect
 import random
+import weakref
 from fractions import Fraction
 
 import numpy
@@ -415,13 +417,26 @@ def test_epochs_that_are_shorter_than_what_is_observed_are_no_end_of_it(optimize
 
 def test_one_schedule_is_warned_of(optimizer):
     """Of several wrong schedules, the first is named, once."""
-    schedules = [Schedule.of(linear(optimizer, length), PER_STEP) for length in (500, 400)]
-    watch = ScheduleWatch(schedules, lambda _: RUN)
+    schedulers = [linear(optimizer, length) for length in (500, 400)]
+    watch = ScheduleWatch([Schedule.of(each, PER_STEP) for each in schedulers], lambda _: RUN)
     found = watch.begin(0)
     assert found is not None
     assert "at step 500 of 2,000" in found.sentence
     assert watch.end_step == 500
     assert watch.begin(0) is watch.stepped(1, 1) is watch.epoch_begins("train epoch 1", 50) is None
+
+
+@pytest.mark.parametrize("pace", [PER_STEP, None])
+def test_a_scheduler_that_its_program_has_dropped_is_compared_no_more(pace, optimizer):
+    """It is held weakly."""
+    scheduler = linear(optimizer, 500)
+    gone, watch = weakref.ref(scheduler), watched(scheduler, pace=pace)
+    del scheduler
+    gc.collect()
+    assert gone() is None
+    assert watch.plans(0) == []
+    assert watch.begin(0) is watch.stepped(1, 1) is watch.epoch_begins("train epoch 1", 50) is None
+    assert watch.end_step is None
 
 
 def test_a_resumed_schedule_ends_where_it_began_to(optimizer):

@@ -1,12 +1,12 @@
-"""Measures what one batch of a loader prepared by Accelerate costs, with countoff attached and without.
+"""Measures what one batch of a loader prepared by Accelerate costs, counted and bare.
 
 On real ranks, with gloo and a store like torchrun's; with two ranks, countoff's threads run. The loop does nothing with
 its batches, so this measures the loader itself: Accelerate's shard over torch's DataLoader, in this process. The clock
-runs from the second batch of an epoch to the last but one, so the marks of an epoch are not included. Bare and attached
+runs from the second batch of an epoch to the last but one, so the marks of an epoch are not included. Bare and counted
 epochs take turns within one process, so that other load on the machine affects both alike.
 
 A real loop trains between two batches, and then little of what a loader needs is still in the processor's caches. So
-there is a second measurement: one fetch after a training step. There a bare and an attached loader take turns with
+there is a second measurement: one fetch after a training step. There a bare and a counted pass take turns with
 every batch, because the time of a fetch itself varies by more than countoff takes.
 """
 
@@ -21,11 +21,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.ranks import on_ranks
 from benchmarks.results import THREAD_TIME, WALL_TIME, Samples, Table, compared, progress
-from countoff.accelerate import attach
+from countoff.accelerate import Countoff
 
 BATCHES = 4000
 STEPS = 500
-BARE, ATTACHED = "bare loader", "attached"
+BARE, COUNTED = "bare loader", "counted"
 
 
 class Numbers(Dataset[int]):
@@ -53,30 +53,30 @@ def epoch_seconds(loader: Any, clock: Any) -> float:
 
 
 def costs(repeats: int) -> dict[str, dict[str, list[float]]]:
-    """Returns seconds per batch, by clock and by whether countoff is attached."""
+    """Returns seconds per batch, by clock and by whether the pass is counted."""
     accelerator = accelerate.Accelerator(cpu=True)
     loader = accelerator.prepare(DataLoader(Numbers(BATCHES * accelerator.num_processes), batch_size=1))
     clocks = {WALL_TIME: time.perf_counter, THREAD_TIME: time.thread_time}
-    found = {name: {BARE: [], ATTACHED: []} for name in clocks}
+    found = {name: {BARE: [], COUNTED: []} for name in clocks}
     for name, clock in clocks.items():
         for _ in range(repeats):
             found[name][BARE].append(epoch_seconds(loader, clock))
-            with attach(accelerator, train=loader):
-                found[name][ATTACHED].append(epoch_seconds(loader, clock))
+            with Countoff(accelerator) as countoff:
+                found[name][COUNTED].append(epoch_seconds(countoff.train(loader), clock))
             accelerator.wait_for_everyone()
     return found
 
 
 def fetches(repeats: int) -> Samples:
-    """Returns the seconds of single fetches after training steps, by whether countoff is attached."""
+    """Returns the seconds of single fetches after training steps, by whether the pass is counted."""
     accelerator = accelerate.Accelerator(cpu=True)
     size = STEPS * accelerator.num_processes
-    loaders = [DataLoader(Numbers(size), batch_size=1) for _ in (BARE, ATTACHED)]
-    bare, attached = (accelerator.prepare(loader) for loader in loaders)
-    step, samples, turns = training_step(accelerator), Samples({BARE: [], ATTACHED: []}), random.Random(0)
+    loaders = [DataLoader(Numbers(size), batch_size=1) for _ in (BARE, COUNTED)]
+    bare, counted = (accelerator.prepare(loader) for loader in loaders)
+    step, samples, turns = training_step(accelerator), Samples({BARE: [], COUNTED: []}), random.Random(0)
     for _ in range(repeats):
-        with attach(accelerator, train=attached):
-            passes = {BARE: iter(bare), ATTACHED: iter(attached)}
+        with Countoff(accelerator) as countoff:
+            passes = {BARE: iter(bare), COUNTED: countoff.train(counted)}
             for number in range(STEPS):
                 for name in turns.sample(list(passes), 2):
                     step()

@@ -26,11 +26,13 @@ from benchmarks.tool_jobs import (
     JOIN,
     NOTHING,
     Batches,
+    Equipment,
     begin,
     equipped,
     monitored,
 )
 from benchmarks.tools import is_installed
+from countoff.torch import Countoff
 from integration_tests.harness import RankResult, RanksTimedOut, Watch, run_ranks
 
 FAULTS = {
@@ -59,29 +61,28 @@ def train_on(fault: str, tool: str, send_heartbeat: Callable[[], None]) -> None:
     train = Batches(_TRAIN_BATCHES - 1, lambda: note("fault")) if own_fault == "F1" else Batches(_TRAIN_BATCHES)
     evals = Batches(_EVAL_BATCHES - 1, lambda: note("fault")) if own_fault == "F2" else Batches(_EVAL_BATCHES)
 
-    def evaluate() -> None:
-        for batch in evals:
+    def evaluate(equipment: Equipment) -> None:
+        for batch in equipment.evaluate(evals):
             loss = training.model.module(batch).square().mean().detach()
             dist.all_reduce(loss)
 
     def run() -> None:
         for _ in range(2):
-            with equipped(
-                tool, training, train, evals, send_heartbeat=send_heartbeat, attached=note_verdict
-            ) as after_batch:
-                for number, batch in enumerate(train):
+            with equipped(tool, training, send_heartbeat) as equipment:
+                note_verdict(equipment.countoff)
+                for number, batch in enumerate(equipment.train(train)):
                     if fault == "F8" and number == _FAULT_BATCH + (not at_fault):
                         if at_fault:
                             note("fault")
-                        evaluate()
+                        evaluate(equipment)
                     training.backward(batch)
                     if own_fault == "F12" and number == _FAULT_BATCH:
                         note("fault")
                     else:
                         training.step()
                     training.optimizer.zero_grad()
-                    after_batch()
-                evaluate()
+                    equipment.after_batch()
+                evaluate(equipment)
 
     try:
         run()
@@ -96,9 +97,11 @@ def note(event: str) -> None:
         file.write(f"{event} {time.monotonic()}\n")
 
 
-def note_verdict(handle: Any) -> None:
-    """Records when this rank receives the verdict, even if its main thread is blocked."""
-    state = handle.guard.state
+def note_verdict(countoff: Countoff | None) -> None:
+    """Records when this rank receives a verdict of countoff's, even if its main thread is blocked."""
+    if countoff is None:
+        return
+    state = countoff.guard.state
 
     def wait() -> None:
         state.ended.wait()

@@ -14,7 +14,7 @@ import contextlib
 import itertools
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -28,7 +28,7 @@ from torch.utils.data.distributed import DistributedSampler
 from benchmarks.ranks import on_ranks
 from benchmarks.results import Table, progress, quartiles
 from countoff.core.threads.even_pass import EvenPass
-from countoff.torch import attach
+from countoff.torch import Countoff
 from integration_tests.constants import put
 from tests.relay import slow_store
 
@@ -248,10 +248,10 @@ def one_pass(mode: str, case: Case, loader: DataLoader[Any], steps: Steps) -> tu
         RuntimeError: If this rank took another number of batches than it is to take.
     """
     times: list[float] = []
-    with counting_waits() as waits, equipped(mode, case, loader, steps) as before_batch:
+    with counting_waits() as waits, equipped(mode, case, loader, steps) as (batches, before_batch):
         dist.barrier()
         times.append(time.perf_counter())
-        for batch in loader:
+        for batch in batches:
             before_batch()
             steps.train(batch)
             times.append(time.perf_counter())
@@ -264,20 +264,26 @@ def one_pass(mode: str, case: Case, loader: DataLoader[Any], steps: Steps) -> tu
 
 
 @contextlib.contextmanager
-def equipped(mode: str, case: Case, loader: DataLoader[Any], steps: Steps) -> Iterator[Callable[[], object]]:
-    """Adds what the mode needs to the loop in the block; yields what the loop must call before each batch."""
+def equipped(
+    mode: str, case: Case, loader: DataLoader[Any], steps: Steps
+) -> Iterator[tuple[Iterable[Any], Callable[[], object]]]:
+    """Adds what the mode needs to the loop; yields what the loop iterates, and what it calls before each batch."""
     if mode == NOTHING:
-        yield lambda: None
+        yield loader, _nothing
     elif mode == FLAG:
-        yield all_have_a_batch
+        yield loader, all_have_a_batch
     elif mode == JOIN:
         with steps.model.join():
-            yield lambda: None
+            yield loader, _nothing
     else:
         put(LOOKAHEAD=case.lookahead)
         options: dict[str, Any] = {"uneven_train": _POLICY.get(mode, "raise")}
-        with attach(train=loader, **options):
-            yield lambda: None
+        with Countoff(**options) as countoff:
+            yield countoff.train(loader), _nothing
+
+
+def _nothing() -> None:
+    """Does nothing: the loop need not call this mode."""
 
 
 def all_have_a_batch() -> bool:

@@ -21,9 +21,9 @@ from benchmarks.fingerprint_cost import BATCHES, SMALL
 from benchmarks.rank_jobs import NoOp
 from benchmarks.ranks import on_ranks
 from benchmarks.results import COUNTOFF, NO_OP, NOTHING, THREAD_TIME, WALL_TIME, Samples, Table, compared, progress
+from countoff import lightning
+from countoff import torch as plain
 from countoff.core.data.fingerprint import PendingFingerprint, begin_fingerprint
-from countoff.lightning import Countoff
-from countoff.torch import attach
 from integration_tests import devices
 from integration_tests.gpu_jobs import on_device
 from integration_tests.jobs import Job, own_rank, quiet
@@ -150,16 +150,17 @@ def plain_costs(size: Size) -> dict[str, Samples]:
     variants = {BARE: None, GENERATOR: None, WITHOUT: {"compare_data": False}, WITH: {}}
 
     def passes(name: str, options: dict[str, Any] | None) -> dict[str, float]:
-        handle = None if options is None else attach(train=loader, optimizer=optimizer, **options)
+        countoff = None if options is None else plain.Countoff(optimizer=optimizer, **options)
+        batches = (each for each in loader) if name == GENERATOR else loader
         model.on_train_epoch_start()
-        for number, batch in enumerate((each for each in loader) if name == GENERATOR else loader, 1):
+        for number, batch in enumerate(batches if countoff is None else countoff.train(loader), 1):
             model.training_step(batch).backward()
             optimizer.step()
             optimizer.zero_grad()
             if number == size.batches:
                 model.take_times(number)
-        if handle is not None:
-            handle.detach()
+        if countoff is not None:
+            countoff.close()
         return model.seconds
 
     return _in_turns({name: lambda name=name, options=of: passes(name, options) for name, of in variants.items()}, size)
@@ -171,7 +172,7 @@ def lightning_costs(size: Size) -> dict[str, Samples]:
     variants: dict[str, Callable[[], list[Any]]] = {
         NOTHING: lambda: [],
         NO_OP: lambda: [NoOp()],
-        COUNTOFF: lambda: [Countoff()],
+        COUNTOFF: lambda: [lightning.Countoff()],
     }
 
     def fit(callbacks: list[Any]) -> dict[str, float]:

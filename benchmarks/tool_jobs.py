@@ -7,7 +7,7 @@ import contextlib
 import multiprocessing
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from countoff.torch import Attached, attach
+from countoff.torch import Countoff
 
 NOTHING, COUNTOFF, JOIN = "nothing", "countoff", "`Join`"
 COUNTERS, HEARTBEAT = "`all_reduce` of step counters", "nvidia-resiliency-ext's heartbeat"
@@ -70,39 +70,40 @@ def begin(timeout_seconds: float) -> Training:
     return Training(dist.get_rank(), dist.get_world_size(), model, optimizer)
 
 
+@dataclass(frozen=True)
+class Equipment:
+    """What a loop needs for a tool.
+
+    Attributes:
+        after_batch: What the loop must call after every batch.
+        train: Returns what the loop iterates for a pass over the train loader.
+        evaluate: Returns what it iterates for one over the evaluation loader.
+        countoff: countoff's object, if that is the tool.
+    """
+
+    after_batch: Callable[[], object]
+    train: Callable[[Batches], Iterable[torch.Tensor]]
+    evaluate: Callable[[Batches], Iterable[torch.Tensor]]
+    countoff: Countoff | None = None
+
+
 @contextlib.contextmanager
-def equipped(
-    tool: str,
-    training: Training,
-    train: Batches,
-    evals: Batches | None = None,
-    *,
-    send_heartbeat: Callable[[], None],
-    attached: Callable[[Attached], object] = lambda handle: None,
-) -> Iterator[Callable[[], None]]:
-    """Adds a tool to the loop in the block; yields the function that the loop must call after every batch.
+def equipped(tool: str, training: Training, send_heartbeat: Callable[[], None]) -> Iterator[Equipment]:
+    """Adds a tool to the loop in the block.
 
     Args:
         tool: Name of the tool.
-        training: The training that it watches.
-        train: The train loader.
-        evals: The evaluation loader.
+        training: The training that it observes.
         send_heartbeat: What `monitored` yields.
-        attached: Called with countoff's handle.
     """
+    after_batch = {COUNTERS: lambda: compare_counters(training), HEARTBEAT: send_heartbeat}.get(tool, _nothing)
     if tool == COUNTOFF:
-        with attach(train=train, eval=evals, optimizer=training.optimizer, uneven_eval="raise") as handle:
-            attached(handle)
-            yield _nothing
-    elif tool == JOIN:
-        with training.model.join(throw_on_early_termination=True):
-            yield _nothing
-    elif tool == COUNTERS:
-        yield lambda: compare_counters(training)
-    elif tool == HEARTBEAT:
-        yield send_heartbeat
-    else:
-        yield _nothing
+        with Countoff(optimizer=training.optimizer, uneven_eval="raise") as countoff:
+            yield Equipment(after_batch, countoff.train, countoff.eval, countoff)
+        return
+    joined = training.model.join(throw_on_early_termination=True) if tool == JOIN else contextlib.nullcontext()
+    with joined:
+        yield Equipment(after_batch, iter, iter)
 
 
 def compare_counters(training: Training) -> None:

@@ -44,15 +44,15 @@ def one_pass(tool: str, training: Training, send_heartbeat: Callable[[], None]) 
     """Returns the seconds per batch from the first batch until the loop ends, without the tool's set-up and end."""
     training.batches = training.steps = 0
     train = Batches(BATCHES)
-    with equipped(tool, training, train, send_heartbeat=send_heartbeat) as after_batch:
+    with equipped(tool, training, send_heartbeat) as equipment:
         cpu = wall = 0.0
-        for number, batch in enumerate(train):
+        for number, batch in enumerate(equipment.train(train)):
             if number == 0:
                 cpu, wall = time.thread_time(), time.perf_counter()
             training.backward(batch)
             training.step()
             training.optimizer.zero_grad()
-            after_batch()
+            equipment.after_batch()
         cpu, wall = time.thread_time() - cpu, time.perf_counter() - wall
     return cpu / BATCHES, wall / BATCHES
 

@@ -119,9 +119,10 @@ class CountedLoop:
             if earlier.fit.own.part == fit.own.part:
                 with contextlib.suppress(DivergenceError):
                     earlier.end()
+        told = fit.steps_before or None
         if record:
-            position, self.passes.epoch, fit.steps_before = self._place_of(record)
-            plan = replace(plan, position=position)
+            position, self.passes.epoch, steps = self._place_of(record)
+            plan, fit.steps_before = replace(plan, position=position), told or steps
         self._plan, self._versions, self._start_step = plan, dict(versions), fit.steps_before
         if plan.batches_per_epoch == fit.epoch_batches:  # else `len` is wrong
             self.own_length = plan.batches_per_epoch
@@ -140,7 +141,7 @@ class CountedLoop:
             self._release_all()  # the caller gets no handle, and so could not end it
             raise
         if record:
-            self.guard.resumes.restore(record, compare=compare)
+            self.guard.resumes.restore(record, Restored(steps=told), compare=compare)
         fit.warn(*notices, fit.wrong_length(), fit.sharded_twice(), wrong_schedule)
 
     def micro_batch(self) -> None:
@@ -174,7 +175,7 @@ class CountedLoop:
         """Returns how far this rank has come, for a checkpoint."""
         self.passes.settle()
         left = self.fit.batches_left(self.fit.epoch_batches)
-        return self.guard.resumes.record(self.passes.batch, left=left)
+        return self.guard.resumes.record(self.passes.batch, left=left, steps=self.fit.steps_done)
 
     def resume_where_begun(self, record: object) -> None:
         """Resumes at the epoch and the step that the user gave when the fit began; without them, at the record's."""

@@ -14,7 +14,18 @@ import torch
 from torch import is_grad_enabled
 from torch.compiler import is_compiling
 
-__all__ = ["Hook", "count_forward_passes"]
+__all__ = ["Hook", "check_modules", "count_forward_passes"]
+
+
+def check_modules(modules: Iterable[Any]) -> None:
+    """Refuses what is no module.
+
+    Raises:
+        TypeError: If one is not a `torch.nn.Module`.
+    """
+    for module in modules:
+        if not isinstance(module, torch.nn.Module):
+            raise TypeError(f"Countoff(model=…) takes a module or a list of modules, got a {type(module).__name__}")
 
 
 def count_forward_passes(modules: Iterable[Any], count: Callable[[], None]) -> Callable[[], None]:
@@ -33,11 +44,10 @@ def count_forward_passes(modules: Iterable[Any], count: Callable[[], None]) -> C
     Raises:
         TypeError: If one is not a `torch.nn.Module`, or takes no hooks; then none is observed.
     """
-    passes = _Passes(count)
+    passes, modules = _Passes(count), list(modules)
+    check_modules(modules)
     with contextlib.ExitStack() as stack:
         for module in modules:
-            if not isinstance(module, torch.nn.Module):
-                raise TypeError(f"Countoff(model=…) takes a module or a list of modules, got a {type(module).__name__}")
             try:
                 stack.callback(module.register_forward_pre_hook(_Begin(passes)).remove)
                 stack.callback(module.register_forward_hook(_End(passes), always_call=True).remove)

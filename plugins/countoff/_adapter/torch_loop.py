@@ -12,7 +12,7 @@ from countoff._adapter.counted_loop import CountedLoop
 from countoff._adapter.evaluation_totals import EvaluationTotals, evaluation_facts
 from countoff._adapter.even_loaders import proven_length, saves_state
 from countoff._adapter.fit import Fit, OwnRank, plan_of
-from countoff._adapter.forward_passes import count_forward_passes
+from countoff._adapter.forward_passes import check_modules, count_forward_passes
 from countoff._adapter.mesh_position import dp_position, loader_position
 from countoff._adapter.own_loop import OwnLoop
 from countoff._adapter.sampling import known_length
@@ -54,6 +54,7 @@ class TorchLoop(OwnLoop):
 
     Raises:
         SettingsError: If `weights_every` has no `model`.
+        TypeError: If a model is no module.
         ValueError: As for `countoff.torch.Countoff`.
     """
 
@@ -79,6 +80,8 @@ class TorchLoop(OwnLoop):
         rank, world_size = rank_and_world_size()
         if settings.enabled and settings.weights_every and world_size > 1 and model is None:
             raise SettingsError("weights_every needs the model whose weights are compared: Countoff(model=…)")
+        if settings.enabled:
+            check_modules(_listed(model))
         part = part_of(group) if settings.enabled else None
         ranks = range(world_size) if part is None else part.ranks
         dp_rank, dp_degree = _position(mesh, data_dims, rank, ranks)

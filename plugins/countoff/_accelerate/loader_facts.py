@@ -16,7 +16,7 @@ from countoff._accelerate.loaders import source_of
 from countoff._adapter.torch_facts import reported_length
 from countoff.core import LoaderFacts
 
-__all__ = ["evaluation_facts", "loader_facts"]
+__all__ = ["evaluation_facts", "is_divided", "loader_facts"]
 
 
 def loader_facts(loader: Any, *, num_processes: int, process_index: int, **known: Any) -> LoaderFacts:
@@ -50,11 +50,22 @@ def evaluation_facts(loader: Any, *, num_processes: int, process_index: int) -> 
         num_processes: Processes that read different data, at least 1.
         process_index: The index of this process among them, from 0.
     """
-    source = source_of(loader)
-    share = (getattr(source, "process_index", None), getattr(source, "num_processes", None))
-    if num_processes > 1 and not isinstance(loader, DataLoaderDispatcher) and share != (process_index, num_processes):
+    if not is_divided(loader, num_processes=num_processes, process_index=process_index):
         return None
     return loader_facts(loader, num_processes=num_processes, process_index=process_index, reported_is_cap=False)
+
+
+def is_divided(loader: Any, *, num_processes: int, process_index: int) -> bool:
+    """Returns whether Accelerate divides a prepared loader among just these processes, of which this is one.
+
+    Args:
+        loader: The loader.
+        num_processes: Processes that read different data, at least 1.
+        process_index: The index of this process among them, from 0.
+    """
+    source = source_of(loader)
+    share = (getattr(source, "process_index", None), getattr(source, "num_processes", None))
+    return num_processes == 1 or isinstance(loader, DataLoaderDispatcher) or share == (process_index, num_processes)
 
 
 def _prepared_facts(loader: Any, num_processes: int) -> PreparedFacts:

@@ -54,8 +54,10 @@ if TYPE_CHECKING:
     from countoff.core.threads.speaker import Speaker
 
 _HOLD_SECONDS = 0.005
-_numbers: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
-"""By the ranks of a part, and by none for the whole job: those that meet have begun the same guards."""
+_numbers: defaultdict[tuple[Any, ...], Iterator[int]] = defaultdict(itertools.count)
+"""By the key of a part, and () for the whole job: those that meet have begun the same guards with one another."""
+_alone = itertools.count(1 << 20)
+"""Numbers of guards of one rank, which meet nobody."""
 
 
 class Guard:
@@ -190,7 +192,7 @@ class Guard:
         verdict_file.clear(self._settings, self.state.rank, part)
         TerminationLog(constants.TERMINATION_LOG).clear(began_at())
         first_fit.begin()
-        number = next(_numbers[part])
+        number = next(_alone if self.state.world_size == 1 else _numbers[() if self._part is None else self._part.key])
         self.state.evidence.home = threading.get_ident()
         self._trace(number)
         start = of_this_rank = FitStart(
@@ -750,7 +752,10 @@ class Guard:
             return
         sigterm.wait_if_received()  # the exception may come from a loader's worker that got the signal too
         if isinstance(error, SystemExit) and not error.code:
-            self._exit_early()
+            self._exit_early("exited")
+            return
+        if isinstance(error, KeyboardInterrupt):  # an operator's stop, which may reach other ranks later, or not at all
+            self._exit_early("interrupted")
             return
         if isinstance(error, SystemExit) and error.code == 128 + signal.SIGTERM:  # as by a handler in Python
             self.member.watchdog.speak_before_the_end(self.member.conclude)
@@ -764,11 +769,11 @@ class Guard:
             if state.failure and state.end is None:
                 self.member.post_row()
 
-    def _exit_early(self) -> None:
+    def _exit_early(self, reason: Reason) -> None:
         """Ends the fit where it is, as `sys.exit()` in the middle of it does. The marks tell the ranks that go on."""
         while self.state.spans:
-            self._close_span("eval_end" if self.state.spans[-1].evaluation else "train_end", "exited", False)
-        self._pass("fit_end", "the fit", reason="exited", may_raise=False)
+            self._close_span("eval_end" if self.state.spans[-1].evaluation else "train_end", reason, False)
+        self._pass("fit_end", "the fit", reason=reason, may_raise=False)
         self.state.finished = True
 
     def where(self) -> str:

@@ -15,7 +15,14 @@ class Part:
     Attributes:
         ranks: These ranks, by their numbers in the job, ascending.
         group: Their process group in torch, in whose store they meet.
+        name: The group's name, equal on its ranks: several groups may have the same ones.
     """
 
     ranks: tuple[int, ...]
     group: Any
+    name: str = ""
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What tells the part from others, and holds no group."""
+        return self.name, *self.ranks

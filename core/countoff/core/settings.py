@@ -30,7 +30,7 @@ from countoff.core.words import nearest
 __all__ = ["SECRET_OPTIONS", "OptionValues", "Settings", "SettingsError", "variable_of"]
 
 # Kubernetes sets these in every pod if a Service is named countoff; they are not options.
-_OTHER_VARIABLES = ("COUNTOFF_SERVICE_", "COUNTOFF_PORT")
+_SERVICE_LINK = re.compile(r"\w+_SERVICE_(HOST|PORT(_\w+)?)|\w+_PORT(_\d+_[A-Z]+(_(PROTO|PORT|ADDR))?)?")
 _ADDRESS = re.compile(r"[A-Za-z][\w+.-]*://\S")
 _NEEDED_TO_BE_EVEN: tuple[str, ...] = ("PlanMismatch", "UnevenBatches", "LostRank", "LateRank")
 """Kinds that must end a job in which ranks wait for one another's batches."""
@@ -322,7 +322,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
     found: dict[str, object] = {}
     # Sorted, so that every rank refuses the same variable first.
     for variable in sorted(environ):
-        if variable.startswith(_OTHER_VARIABLES) or not (variable == FLAG or variable.startswith(f"{FLAG}_")):
+        if _SERVICE_LINK.fullmatch(variable) or not (variable == FLAG or variable.startswith(f"{FLAG}_")):
             continue
         if variable not in options:
             near = f"; did you mean {FLAG}?" if variable == f"{FLAG}_ENABLED" else nearest(variable, options)

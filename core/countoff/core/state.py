@@ -86,6 +86,8 @@ class State:
         ended: Set once `end` is known here.
         printed: Set once the verdict has been printed here, with its table.
         answered: Set once the training thread has received the verdict (or has failed by itself).
+        is_caught: Whether the program has caught the verdict that was raised last, and has forgotten it.
+        interrupted: Whether another rank was stopped by its operator: this one may lose it, and nobody is at fault.
         comparing: Whether what this rank finds still goes into the log; False once it has stopped comparing.
         ranks: Which ranks these are, ascending; given only if they are a part of the job.
         present: The ranks that have counted off; the others owe nothing. Known on the first rank.
@@ -126,6 +128,8 @@ class State:
     ended: threading.Event = field(default_factory=threading.Event)
     printed: threading.Event = field(default_factory=threading.Event)
     answered: threading.Event = field(default_factory=threading.Event)
+    is_caught: Callable[[], bool] = lambda: False
+    interrupted: bool = False
     comparing: bool = True
     ranks: Sequence[int] = ()
     present: list[int] = field(default_factory=list[int])
@@ -460,6 +464,7 @@ class State:
     def _receive_mark(self, index: int, mark: Mark) -> None:
         if mark.kind == "fit_end":
             self._finish()
+            self.interrupted |= mark.reason == "interrupted"
             if mark.reason == "exited" and mark.rank != self.rank:
                 self.absences[mark.rank] = absence_by_exit(mark.rank)
         self._consider(self.log.receive_mark(index, mark, self.spans))

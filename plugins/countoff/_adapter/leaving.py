@@ -6,17 +6,14 @@ A training loop has no hook for either, so these are `sys.excepthook` and a func
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Callable
 
 from countoff._adapter.hooks import MethodHook
 from countoff.core import Guard
 from countoff.core.at_exit import at_exit, exception_at_exit
+from countoff.core.forgotten import forgotten
 
 __all__ = ["ExitHooks", "LeftFit"]
-
-_WITNESS = "countoff_witness"
-"""An attribute of an exception: an object that lives as long."""
 
 
 class ExitHooks:
@@ -62,7 +59,7 @@ class LeftFit:
     def __init__(self, guard: Guard, error: BaseException, close: Callable[[], None]) -> None:
         self._guard = guard
         self._close = close
-        self._is_over = _is_over(error)
+        self._is_over = forgotten(error)
         guard.failing(error)
         self._hooks = ExitHooks(guard.failed, self._at_exit)
         self._hooks.register_at_exit()
@@ -86,24 +83,3 @@ class LeftFit:
         if (error := exception_at_exit()) is not None:
             self._guard.failed(error)
         self.close()
-
-
-class _Witness:
-    """Lives as long as the exception that it is an attribute of, to which Python gives no weak reference."""
-
-    __slots__ = ("__weakref__",)
-
-    def __reduce__(self) -> tuple[type[str], tuple[()]]:
-        return str, ()  # a copy of the exception, as one sent to another process, says nothing about this one
-
-
-def _is_over(error: BaseException) -> Callable[[], bool]:
-    """Returns a function that tells whether a program has caught an exception, and has forgotten it.
-
-    Args:
-        error: The exception. It is not kept alive.
-    """
-    witness = _Witness()
-    vars(error)[_WITNESS] = witness
-    alive = weakref.ref(witness)
-    return lambda: alive() is None

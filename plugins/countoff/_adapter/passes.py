@@ -229,7 +229,8 @@ class Passes:
             unfinished = span.open and span.epoch is not None
             self.close(span, "stopped", may_raise=False)
             if unfinished and self.left is not None:
-                threading.Thread(target=self.left, name="countoff closer", daemon=True).start()
+                with contextlib.suppress(RuntimeError):  # no thread can be started: the next fit closes this one
+                    threading.Thread(target=self.left, name="countoff closer", daemon=True).start()
 
     def close(self, span: _Span, reason: Reason, *, may_raise: bool = True) -> None:
         """Closes a span, and those inside of it."""
@@ -366,6 +367,9 @@ class Count:
             began = time.perf_counter()
             try:
                 batch = next(self._source)
+            except Exception:
+                counters.started -= more  # it was not handed out: the loader could not fetch the one after it
+                raise
             finally:
                 counters.loader_seconds += time.perf_counter() - began
                 self._busy = False

@@ -49,7 +49,7 @@ def part_of(group: Any) -> Part | None:
     ranks = dist.get_process_group_ranks(group) if isinstance(group, dist.ProcessGroup) else []
     if rank not in ranks:
         raise ValueError(f"rank {rank} is not in the group: make Countoff(group=…) on the ranks of the group alone")
-    return Part(tuple(sorted(ranks)), group)
+    return Part(tuple(sorted(ranks)), group, group.group_name)
 
 
 def versions(*packages: str) -> dict[str, str]:

@@ -296,7 +296,7 @@ def test_a_stall_elsewhere_is_not_due_to_an_evaluation(
 
 def test_a_record_of_long_names_fits_into_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     place = Place("code", ("long/path.py:123 in a_function" * 9,) * 3)
-    monkeypatch.setattr(module.stacks, "main_thread", lambda: place)
+    monkeypatch.setattr(module.stacks, "thread", lambda _: place)
     monkeypatch.setattr(
         module.collectives, "issued", lambda: {f"{n}" + "n" * 40: (10**9, "_all_gather" * 9) for n in range(9)}
     )

@@ -185,7 +185,7 @@ class Standing:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.place, self.rank, self.samples = 1000.0, Place("code", (), ("1",)), Rank(), 0
         monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(module.stacks, "main_thread", self._sample)
+        monkeypatch.setattr(module.stacks, "thread", lambda _: self._sample())
 
     def _sample(self) -> Place:
         self.samples += 1
@@ -239,7 +239,7 @@ def test_a_rank_that_has_left_in_order_is_not_looked_at_again(
     """It takes part no more, so this rank's main thread is not sampled for its sake."""
     standing.rank.speaker.link.heartbeats.neighbours[1] = Process(1, os.getpid(), 1)
     standing.look(0.1)
-    monkeypatch.setattr(module.stacks, "main_thread", lambda: pytest.fail("it was sampled"))
+    monkeypatch.setattr(module.stacks, "thread", lambda _: pytest.fail("it was sampled"))
     assert standing.look(1) is None
 
 
@@ -402,7 +402,7 @@ class Ending:
         self.rank.state.printed.set()
         monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
         monkeypatch.setattr(module.time, "sleep", self._pass)
-        monkeypatch.setattr(module.stacks, "main_thread", self._sample)
+        monkeypatch.setattr(module.stacks, "thread", lambda _: self._sample())
         monkeypatch.setattr(module.collectives, "unfinished", self._unfinished if nccl else frozenset)
         monkeypatch.setattr(module.nccl, "abort_communicators", self._abort if nccl else lambda: None)
         monkeypatch.setattr(module.nccl, "skip_torch_cleanup", lambda: self.skips.append(self.now))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,7 @@ def test_stacks_from_the_store_are_escaped() -> None:
 
 def test_ranks_without_a_trace_have_told_nothing() -> None:
     store = FakeStore()
-    told = incident.post_stack(store, 1)
+    told = incident.post_stack(store, 1, threading.get_ident())
     assert incident.read_stacks(store, [0, 1, 2]) == {1: told}
     assert incident.read_stacks(store, []) == {}
 
@@ -83,7 +84,7 @@ def test_ranks_without_a_trace_do_not_hold_up_the_verdict(monkeypatch: pytest.Mo
         return has(*keys)
 
     monkeypatch.setattr(store, "has", slow)
-    told = incident.post_stack(store, 0)
+    told = incident.post_stack(store, 0, threading.get_ident())
     began = time.monotonic()
     assert incident.read_stacks(store, range(4096)) == {0: told}
     assert time.monotonic() - began < 2
@@ -92,7 +93,7 @@ def test_ranks_without_a_trace_do_not_hold_up_the_verdict(monkeypatch: pytest.Mo
 
 def test_a_stack_fits_into_the_store() -> None:
     def deep(depth: int) -> dict[str, Any]:
-        return deep(depth - 1) if depth else incident.stack_record()
+        return deep(depth - 1) if depth else incident.stack_record(threading.get_ident())
 
     record = deep(100)
     assert record["frames"][0].endswith("in stack_record") or "deep" in record["frames"][0]

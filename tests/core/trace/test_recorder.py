@@ -17,6 +17,7 @@ from countoff.core.checks.check import FitStart
 from countoff.core.liveness import collectives
 from countoff.core.liveness.processes import Process
 from countoff.core.protocol.counters import SpanCounters, UnusedBatches
+from countoff.core.protocol.evidence import Evidence
 from countoff.core.state import State
 from countoff.core.threads.speaker import Speaker
 from countoff.core.trace import incident, writer
@@ -318,7 +319,7 @@ class Looks:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
         monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
-        self.pauses = module.Pauses()
+        self.pauses = module.Pauses(Evidence())
         self.span = SpanCounters("train epoch 0")
         self.found: list[float] = []
 

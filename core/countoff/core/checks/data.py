@@ -127,6 +127,7 @@ class DataIdentity(Check):
         self._streams_told = False
         self._order: Hashable = None
         self._last_order: Hashable = None
+        self._last_epoch = 0
 
     def fit_started(self, start: FitStart, others: Others | None) -> None:  # noqa: D102
         plan = start.plan  # without a `dp_rank` in it, every rank reads data of its own
@@ -228,12 +229,12 @@ class DataIdentity(Check):
         """Warns if a whole epoch has read the same data in the same order as the whole epoch before it.
 
         The same order of other data is right, as where a buffer is filled again before each pass. So is a short pass in
-        the order of the epoch behind it, as in a search for a learning rate.
+        the order of the epoch behind it, as in a search for a learning rate, and another pass over one epoch.
         """
-        prints, last = self.prints, self._last_order
+        prints, last, epoch = self.prints, self._last_order, self._last_epoch
         known = (exhausted or self.is_whole) and self._order is not None and len(prints) > 1
-        self._last_order = (self._order, self._first, prints) if known else None
-        if known and self._last_order == last:
+        self._last_order, self._last_epoch = (self._order, self._first, prints) if known else None, self._epoch
+        if known and self._last_order == last and self._epoch != epoch:
             self._state.find(same_order(name, self._state.rank))
 
     def _known(self) -> list[Fingerprint]:

@@ -152,7 +152,8 @@ class ResumeRecord:
     """What a rank keeps in a checkpoint, of itself. Every value is one of JSON, so it loads without countoff.
 
     Attributes:
-        epoch: Number of the open train epoch, or of the next one if none is open; from 0.
+        epoch: Number of the open train epoch, or of the one that was left before its end; of the next one if there is
+            neither; from 0.
         batches: Batches of that epoch that this rank has begun; None if that is not certain.
         stepped: Batches of that epoch that this rank had begun when it took its last optimizer step: those behind them
             may not have been trained on yet, as where a loop writes its checkpoint before it trains on a batch.
@@ -274,6 +275,7 @@ class Resumes(Check):
         self._handed: int | None = None
         self._resumed = False  # whether a train epoch has begun
         self._resumes_here = False  # whether the open train epoch is the first one since the checkpoint
+        self._was_left = False  # whether the loop has left that epoch before its end, and begun no other one
         self._judged = False  # whether its data has been compared
 
     def fit_started(self, start: FitStart, others: Others | None) -> None:  # noqa: D102
@@ -304,6 +306,7 @@ class Resumes(Check):
         if epoch is None:
             return
         self._epoch, self._span, self._skipped, self._handed = epoch, span, span.started, None
+        self._was_left = False
         self._resumes_here, self._resumed = self._record is not None and not self._resumed, True
         if self._resumes_here and self._record is not None:
             found = judge_position(self._record, self._plan, epoch, span.started, self._restored)
@@ -315,7 +318,7 @@ class Resumes(Check):
 
     def _look_at_step(self) -> None:
         span, record = self._span, self._record
-        if span is None:
+        if span is None or self._was_left:
             return
         if self._handed is None:
             self._handed = span.started - self._skipped
@@ -331,15 +334,20 @@ class Resumes(Check):
         if span is self._span:  # `DataIdentity` has been told before
             if self._resumes_here and not self._judged and self._goes_beyond(span):
                 self._judge_data()
-            self._span, self._resumes_here, self._epoch = None, False, self._epoch + 1
+            self._was_left = reason == "stopped" and not span.ends
+            if not self._was_left:
+                self._span, self._resumes_here, self._epoch = None, False, self._epoch + 1
 
     @property
     def begins_epoch(self) -> bool:
         """Whether the open pass is sure to begin with its epoch's first batch; else its length is not the epoch's."""
-        return self._span is None or self._place(self._span)[1]
+        return self._span is None or self._was_left or self._place(self._span)[1]
 
     def record(self, batch: Any = None, *, left: int | None = None, steps: int | None = None) -> dict[str, Any]:
         """Returns this rank's record for a checkpoint that is being written.
+
+        Where the loop has left an epoch before its end, that is its place until it begins another one: a run that was
+        stopped goes on there, and one whose epochs end so goes on with the next one.
 
         Args:
             batch: The batch that was begun last, as the loader returned it; None where it is not at hand.
@@ -358,7 +366,7 @@ class Resumes(Check):
             epoch=self._epoch,
             batches=batches,
             stepped=0 if span is None else self._stepped(span, batches),
-            left=0 if span is not None and span.ends else left,
+            left=0 if span is not None and span.ends else None if self._was_left else left,
             steps=self._steps_before + self._state.steps if steps is None else steps,
             dp_rank=data.dp_rank,
             dp_degree=data.dp_degree,

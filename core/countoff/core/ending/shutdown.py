@@ -24,6 +24,7 @@ from countoff.core.alerts.telling import wait_for_all
 from countoff.core.checks.lost import EXITED, LEFT, loss_of, lost_rank, victim
 from countoff.core.checks.uneven import EVALUATION
 from countoff.core.ending import sigterm, verdict_file
+from countoff.core.forgotten import forgotten
 from countoff.core.levels import effect
 from countoff.core.liveness.stacks import is_users_file
 from countoff.core.state import State
@@ -158,8 +159,9 @@ def exit_now() -> None:
     wait_for_all()
     # On a thread of its own: the main thread may be blocked while it holds a lock of logging or of a stream.
     flushing = threading.Thread(target=_flush, daemon=True)
-    flushing.start()
-    flushing.join(1.0)
+    with contextlib.suppress(RuntimeError):  # no thread can be started
+        flushing.start()
+        flushing.join(1.0)
     os._exit(EXIT_CODE)
 
 
@@ -233,13 +235,13 @@ def _ends_beside(state: State) -> bool:
 def raise_verdict(state: State) -> None:
     """Waits until the verdict is printed, then raises it; returns in warn mode.
 
-    Only the thread that has begun the fit has then received the verdict. Raised in another one, such as a thread that
+    Only the thread that trains has then received the verdict. Raised in another one, such as a thread that
     prefetches, it ends that thread alone, and the program may wait for it for ever: the watchdog ends it then.
 
     Raises:
         DivergenceError: Unless `on_divergence` is `warn`.
     """
-    if threading.get_ident() == state.evidence.home:
+    if threading.get_ident() == state.evidence.trainer:
         state.answered.set()
     if state.settings.on_divergence == "warn":
         return
@@ -248,7 +250,9 @@ def raise_verdict(state: State) -> None:
     wait_until_printed(state)
     sigterm.wait_if_received()  # the process ends by the signal, not by the exception
     if state.end is not None:
-        raise error_for(state.end)
+        error = error_for(state.end)
+        state.is_caught = forgotten(error)
+        raise error
 
 
 def report_failure(
@@ -311,6 +315,8 @@ def _report_lost_peer(
 ) -> None:
     state.collective_failed = True  # the watchdog reports at once a rank that is known to be away
     state.ended.wait(PRINT_SECONDS if slow else 0.5)
+    if state.interrupted:
+        return
     if state.end is None:
         cause = _lost_by(state, words, gone)
         if cause is None and may_be_caught:

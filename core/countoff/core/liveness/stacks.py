@@ -1,6 +1,6 @@
-"""Where the main thread is: the evidence that tells a rank in its loader from a rank that waits for it.
+"""Where a thread is: the evidence that tells a rank in its loader from a rank that waits for it.
 
-The main thread goes on while another thread looks at it. To follow its frames from Python is not safe: between two
+That thread goes on while another thread looks at it. To follow its frames from Python is not safe: between two
 steps it may have left them, and a process has crashed by that. So the interpreter itself writes the stack as text, in
 one call that holds the global interpreter lock from the first frame to the last and changes nothing: see `_dump`.
 """
@@ -92,15 +92,24 @@ class _Frame(NamedTuple):
 
 
 def main_thread() -> Place:
-    """Samples the main thread, also one that is blocked in C. Nothing in the process can move meanwhile.
-
-    It takes some tenths of a millisecond; where `_dump` must write the stacks of all threads, about 0.2 ms for each. A
-    stack that cannot be had, as in a process without a free file descriptor, is a `Place` without frames.
+    """Samples the main thread, as `thread` does.
 
     >>> main_thread().state
     'code'
     """
-    text = _dump()
+    return thread(threading.main_thread().ident or 0)  # another one in a process that a thread has forked
+
+
+def thread(ident: int) -> Place:
+    """Samples a thread, also one that is blocked in C. Nothing in the process can move meanwhile.
+
+    It takes some tenths of a millisecond; where `_dump` must write the stacks of all threads, about 0.2 ms for each. A
+    stack that cannot be had, as in a process without a free file descriptor, is a `Place` without frames.
+
+    Args:
+        ident: The thread, by `threading.get_ident()`.
+    """
+    text = _dump(ident)
     frames = list(itertools.dropwhile(lambda frame: frame.file == _OWN_FILE, _frames_of(text)))
     own = (frame for frame in frames if is_users_file(frame.file))
     shown = tuple(map(_shown, itertools.islice(own, _SHOWN_FRAMES)))
@@ -175,14 +184,13 @@ write_main = _direct() if _main_ident is not None else None
 """Writes the stack of the main thread, if that has imported this module."""
 
 
-def _dump() -> str:
-    """The main thread's stack as the interpreter writes it, a line for each frame; empty if it cannot be had.
+def _dump(ident: int) -> str:
+    """A thread's stack as the interpreter writes it, a line for each frame; empty if it cannot be had.
 
     Both ways are one call in C that does not release the global interpreter lock, and they make no objects.
     """
     if sys.version_info < (3, 14) and not getattr(sys, "_is_gil_enabled", lambda: True)():
         return ""  # without that lock, only Python 3.14 stops all threads for a dump
-    ident = threading.main_thread().ident or 0  # another one in a process that a thread has forked
     with contextlib.suppress(OSError), _scratch_file() as file:
         name, write = "Stack", write_main if ident == _main_ident else None
         if write is not None:

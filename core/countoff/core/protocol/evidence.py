@@ -67,7 +67,12 @@ class Evidence:
 
     def is_stepper(self, thread: int) -> bool:
         """Whether a thread applies the optimizer steps; until a step shows it, that is taken to be the fit's own."""
-        return thread == (self.home if self._stepper is None else self._stepper)
+        return thread == self.trainer
+
+    @property
+    def trainer(self) -> int:
+        """The thread that trains: it has applied the last step; before the first one, it has begun the fit."""
+        return self.home if self._stepper is None else self._stepper
 
     def has_stepped(self, thread: int) -> bool:
         """Whether a thread has applied the last optimizer step: on another one, a scheduler may be in mid-step."""

@@ -172,7 +172,7 @@ class LogView:
     def ended_first(self) -> int | None:
         """The rank that has ended the fit where this rank has not; None if there is none."""
         ahead = (mark for index, mark in self._standing.items() if index >= self.next and mark.kind == "fit_end")
-        return next((mark.rank for mark in ahead), None)
+        return next((mark.rank for mark in ahead if mark.reason != "interrupted"), None)
 
     def accept_uneven(self, spans: Iterable[SpanCounters]) -> None:
         """Accepts that the evaluations open on this rank are uneven, so that each one is found only once."""

@@ -17,7 +17,7 @@ from countoff.core.verdict import Standing, Verdict
 from countoff.core.words import clip, count_of
 
 MarkKind = Literal["fit_start", "train_start", "eval_start", "eval_end", "train_end", "fit_end"]
-Reason = Literal["", "exhausted", "stopped", "exited"]
+Reason = Literal["", "exhausted", "stopped", "exited", "interrupted"]
 
 RECORD_BYTES = 1024
 """A record in the store has at most as many bytes."""

@@ -53,6 +53,8 @@ def beyond_mark(mark: Mark, mark_index: int, counters: SpanCounters) -> Divergen
         mark_index: Its index, the next one for this rank.
         counters: This rank's innermost compared span.
     """
+    if mark.reason == "interrupted":
+        return None
     exhausted = mark.reason == "exhausted"
     count = counters.fetched if exhausted else max(counters.started, counters.requested)
     if count <= (0 if mark.kind == "train_start" else mark.at):  # `at` of a train epoch's start belongs to that epoch
@@ -103,8 +105,8 @@ def compare_marks(standing: Mark, own: Mark, mark_index: int = -1) -> Divergence
     >>> compare_marks(Mark("train_end", "train epoch 0", at=4), Mark("train_end", "train epoch 0", at=5)).kind
     'UnevenBatches'
     """
-    if standing.reason == own.reason == "exited":
-        return None  # both exit, each wherever a signal has reached it
+    if standing.reason == own.reason == "exited" or "interrupted" in (standing.reason, own.reason):
+        return None  # both exit, each wherever a signal has reached it; or an operator has stopped one
     guess = standing.guess or own.guess
     if standing.kind != own.kind or standing.span != own.span:
         return Divergence("UnevenBatches", standing, own.at, own, mark_index=mark_index, guess=guess)

@@ -3,7 +3,8 @@
 Requirements that shaped it, all measured:
 
 - A client serialises its calls, so each thread that uses the store has a client of its own.
-- A `wait` that times out prints warnings, so it may last days, and it is interrupted by shutting its socket down.
+- A `wait` that times out prints warnings, so it lasts days before it begins again, and it is interrupted by shutting
+  its socket down.
 - A value over 8 MiB breaks a client for good, and an empty value can be overwritten, so values are JSON objects of at
   most `RECORD_BYTES`.
 - The store has no authentication, so what comes back is checked, and never executed.
@@ -29,7 +30,7 @@ from countoff.core.protocol.records import RECORD_BYTES, Records, record_text
 from countoff.core.store.keepalive import keep_alive
 from countoff.core.store.shared_sockets import copy_of
 
-_FOREVER = timedelta(days=7)
+_LONGEST = timedelta(days=7)
 _CALL = timedelta(seconds=30)
 _CONNECT_SECONDS = 30.0
 TRY_SECONDS = 6.0
@@ -124,8 +125,14 @@ class Channel:
 
     def wait(self, key: str) -> dict[str, Any]:
         """Blocks until the key exists or the socket is shut down, and returns its record."""
-        self._store.set_timeout(_FOREVER)  # a `get` of torch's client waits for its key first
-        return self.get(key)
+        while True:
+            began = time.monotonic()
+            self._store.set_timeout(_LONGEST)  # a `get` of torch's client waits for its key first
+            try:
+                return self.get(key)
+            except RuntimeError:
+                if time.monotonic() - began < _LONGEST.total_seconds():
+                    raise
 
     def add(self, key: str, amount: int) -> int:
         """Adds to an integer key and returns the sum; 0 reads it."""
@@ -170,6 +177,10 @@ class Channel:
     def store_address(self) -> str:
         """The address at which this host has reached the store; empty if it cannot be told."""
         return next((plain_address(end.getpeername()[0]) for end in self._ends()), "")
+
+    def be_patient(self, seconds: float) -> None:
+        """Lets a call wait so long for a store whose process stands still; by default 30 s."""
+        self._store.set_timeout(timedelta(seconds=max(seconds, _CALL.total_seconds())))
 
     def keep_alive(self, seconds: float) -> None:
         """Lets a `wait` end with an error once the store's host has not answered for so long (`keepalive`)."""

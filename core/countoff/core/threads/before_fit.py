@@ -7,6 +7,7 @@ store and tells where it is. Rank 0 reads what all have told while one of them w
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -173,7 +174,8 @@ class _Watch:
 
     def start(self) -> None:
         """Starts the thread. It ends when a fit begins, and at the end of the program at the latest."""
-        self._thread.start()
+        with contextlib.suppress(RuntimeError):  # no thread can be started: nobody watches
+            self._thread.start()
         first_fit.call(self._ending.set)
         at_exit(self._close)
 

@@ -93,7 +93,10 @@ class Member:
                 earlier.participation.close_left()
         _started.add(self)
         self._unregister = at_exit(self.close)
-        self._meeting.start()
+        try:
+            self._meeting.start()
+        except RuntimeError as error:  # as where the limit of processes is reached
+            self.participation.stop_comparing(first_line(error))
 
     def wait_for_roll_call(self, answered: threading.Event) -> None:
         """Waits for the answer to this rank's plan, hardly longer than `deadline_seconds`.
@@ -141,8 +144,11 @@ class Member:
             self._closed.set()
 
     def close_in_background(self) -> None:
-        """Closes on a background thread; returns at once."""
-        threading.Thread(target=self.close, name="countoff closer", daemon=True).start()
+        """Closes on a background thread, where one can be started; returns at once then."""
+        try:
+            threading.Thread(target=self.close, name="countoff closer", daemon=True).start()
+        except RuntimeError:
+            self.close()
 
     def conclude(self) -> None:
         """Has the verdict printed, with its table, if there is one; a second call changes nothing."""
@@ -163,7 +169,8 @@ class Member:
             speaker.say_goodbye().wait(_GOODBYE_SECONDS)
         self.participation.closing.set()
         self._all_met.set()
-        self._meeting.join(DRAIN_SECONDS)
+        if self._meeting.ident is not None:
+            self._meeting.join(DRAIN_SECONDS)
         if self.threads is not None:
             self.leave(self.threads)
         self._unregister()

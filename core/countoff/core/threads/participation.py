@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -54,7 +55,8 @@ class Participation:
     def close_if_over(self) -> None:
         """Has the guard closed if the loop was left by what is over; returns at once. For the watchdog thread."""
         if self._close is not None and self._is_over():
-            threading.Thread(target=self.close_left, name="countoff closer", daemon=True).start()
+            with contextlib.suppress(RuntimeError):  # no thread can be started: the next fit closes it
+                threading.Thread(target=self.close_left, name="countoff closer", daemon=True).start()
 
     def close_left(self) -> None:
         """Closes the guard if its loop was left, whether or not what has ended it is over."""

@@ -95,7 +95,11 @@ class ProcessThreads:
         self._watchdog = self._thread("watchdog", self._watch)
 
     def add(self, member: Member) -> bool:
-        """Serves a guard from here on; False if the threads are ending, or have lost the store."""
+        """Serves a guard from here on; False if the threads are ending, or have lost the store.
+
+        Raises:
+            RuntimeError: If a thread cannot be started, as where the limit of processes is reached.
+        """
         speaker = member.speaker
         speaker.join(self._link)
         with self._lock:
@@ -106,8 +110,13 @@ class ProcessThreads:
         self._woken.set()
         member.state.outbox.tell(functools.partial(self._ready.put, speaker))
         if not started:
-            for thread in (self.speaker, self.listener, self._watchdog):
-                thread.start()
+            try:
+                for thread in (self._watchdog, self.listener, self.speaker):
+                    thread.start()
+            except RuntimeError:
+                self.remove(member)
+                self.close()
+                raise
         return True
 
     def remove(self, member: Member) -> bool:
@@ -163,6 +172,7 @@ class ProcessThreads:
         place = self.place
         channel = Channel(place.host, place.port, place.prefix, self.closing.is_set)
         channel.keep_alive(self._settings.lost_seconds)
+        channel.be_patient(self._settings.stall_seconds)
         return channel
 
     def _lose(self, error: Exception) -> None:

@@ -62,7 +62,7 @@ class Stall:
 
     def post(self) -> None:
         """Reports where this rank's main thread is."""
-        state, place = self._state, stacks.main_thread()
+        state, place = self._state, stacks.thread(self._state.evidence.trainer)
         if state.observer is not None:
             state.observer.stood_still()
         doing = DOING[place.state]

@@ -28,7 +28,7 @@ from countoff.core.verdict import Verdict
 
 LOOK_SECONDS = 0.1
 _BUSY_LOOK_SECONDS = 0.5
-"""So often a main thread that runs code of its own is looked at while another rank is away: a look costs it time."""
+"""So often a thread that runs code of its own is looked at while another rank is away: a look costs it time."""
 _OVERSLEPT_SECONDS = 1.0
 ANSWER_SECONDS = 0.5
 _RAISE_SECONDS = 1.0
@@ -311,26 +311,29 @@ class Watchdog:
             self.participation.conclude_alone(lost_rank(0, "or whoever hosts the job's store does not answer", why))
 
     def _ensure_process_ends(self) -> None:
-        """Makes sure that this process ends with the verdict, whatever its main thread is blocked in.
+        """Makes sure that this process ends with the verdict, whatever its training thread is blocked in.
 
-        A main thread that runs Python code raises by itself. One that is blocked in a collective gets 3 s,
+        A training thread that runs Python code raises by itself. One that is blocked in a collective gets 3 s,
         then the collective is interrupted; a second later the process is ended.
         """
         state, now, ending = self._state, time.monotonic(), self._ending
         if self.participation.closing.is_set():
             return
         if not ending.known_at and state.end is not None and state.end.kind == "Stalled":
-            ending.stalled_in = stacks.main_thread().state
+            ending.stalled_in = stacks.thread(state.evidence.trainer).state
         ending.begin(now)
         if not state.printed.is_set() and now - ending.known_at > shutdown.PRINT_SECONDS and state.end is not None:
             shutdown.print_verdict(state, state.end)
             state.printed.set()
-        if state.settings.on_divergence == "warn":
-            return
+        if state.settings.on_divergence == "warn" or ending.is_over or state.is_caught():
+            return  # a program that has caught what has reached it goes on with something else
         grace = max(constants.GRACE_SECONDS, LOOK_SECONDS)
         answered, moving, on_its_way_out = state.answered.is_set(), False, False
         if answered or ending.cut_at or now - ending.since > grace:  # before that, nothing depends on where it is
-            moving = ending.look_at_main_thread(now, grace)
+            moving = ending.look_at(state.evidence.trainer, now, grace)
+            if ending.has_left_the_cut:
+                ending.is_over = True
+                return
             on_its_way_out = answered and ending.state != "collective"
             # One that has stalled the job in a loop of its own moves, but no cut makes it leave that loop.
             moving = moving and (answered or ending.stalled_in in ("", "collective") or ending.abort is not None)
@@ -352,7 +355,7 @@ class Watchdog:
                 shutdown.exit_now()
             gloo.cut_collectives()  # unless a peer has: then the error is under way
             self.abort_nccl()
-            ending.cut_at = time.monotonic()
+            ending.cut_at, ending.cut_in = time.monotonic(), ending.state
             ending.since = ending.cut_at - grace + _RAISE_SECONDS
 
     def free_nccl(self) -> None:
@@ -392,7 +395,7 @@ class Watchdog:
 
 
 class _Waiting:
-    """For how long this rank's main thread has waited for another rank, without moving.
+    """For how long this rank's training thread has waited for another rank, without moving.
 
     In a collective, it waits. A kernel of NCCL can be waited for anywhere, by a thread that looks as if it ran code of
     its own, and so can the store. So a thread that does not move at all inside of a span also waits: where NCCL is in
@@ -418,7 +421,7 @@ class _Waiting:
         return self._stood
 
     def _look(self, now: float) -> float:
-        place, unfinished = stacks.main_thread(), collectives.unfinished()
+        place, unfinished = stacks.thread(self._state.evidence.trainer), collectives.unfinished()
         seen = self._state.progress(), place.state, place.token, unfinished
         if seen != self._seen:
             self._seen, self._since = seen, now
@@ -439,7 +442,7 @@ class _Standstill:
         self._since = 0.0
 
     def seconds(self, now: float, *, moving: bool = False) -> float:
-        """The seconds at this look; 0 where the main thread has moved since the last one."""
+        """The seconds at this look; 0 where the training thread has moved since the last one."""
         unfinished = collectives.unfinished()
         if moving or not unfinished or unfinished != self._unfinished:
             self._unfinished, self._since = unfinished, now
@@ -451,13 +454,15 @@ class _Ending:
     """What is known of this process's end after a verdict. The watchdog and the thread that closes may both use it.
 
     Attributes:
-        since: Since when the main thread has been where it is, by `time.monotonic()`.
+        since: Since when the training thread has been where it is, by `time.monotonic()`.
         known_at: When the verdict was first seen here; 0 before that.
-        state: Whether the main thread was in its code, in its loader or in a collective when it was last looked at.
+        state: Whether the training thread was in its code, in its loader or in a collective when it was last looked at.
         token: Where it was.
         seen_at: When that was.
         cut_at: When its collectives were first interrupted; 0 before that.
-        stalled_in: Where the main thread was when a stall was first seen as the verdict, as `state`.
+        cut_in: Where the training thread was then, as `state`.
+        is_over: Whether that has got it out of a collective, so that nothing more is done about it.
+        stalled_in: Where the training thread was when a stall was first seen as the verdict, as `state`.
         abort: The abort of its communicators of NCCL, if there is one.
         lock: Held while that begins.
         standstill: For how long nothing has moved, as the watchdog sees it.
@@ -469,6 +474,8 @@ class _Ending:
     token: str | None = None
     seen_at: float = 0.0
     cut_at: float = 0.0
+    cut_in: str = ""
+    is_over: bool = False
     stalled_in: str = ""
     abort: nccl.Abort | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -480,18 +487,23 @@ class _Ending:
             if not self.known_at:
                 self.since = self.known_at = now
 
-    def look_at_main_thread(self, now: float, grace: float) -> bool:
-        """Looks where the main thread is; returns whether it has moved since the last time.
+    def look_at(self, thread: int, now: float, grace: float) -> bool:
+        """Looks where the thread that trains is; returns whether it has moved since the last time.
 
         To look costs it a little time. So one that runs its own code, and has a `grace` from the moment when it runs
         into a collective, is looked at ten times in a `grace`.
         """
         if self.state in ("code", "loader") and not self.cut_at and now - self.seen_at < grace / 10:
             return False
-        place = stacks.main_thread()
+        place = stacks.thread(thread)
         moved = place.token != self.token
         self.state, self.token, self.seen_at = place.state, place.token, now
         return moved
+
+    @property
+    def has_left_the_cut(self) -> bool:
+        """Whether the training thread was in a collective that was interrupted, and has left it."""
+        return self.cut_in == "collective" and self.state != "collective"
 
     def is_recent(self, now: float) -> bool:
         """Whether the process may be ending with its verdict. Later it has survived it, and does something else."""

@@ -48,23 +48,24 @@ _ADDRESS = re.compile(r"://.*@", re.DOTALL)
 _STATES = {"loader": "in the loader", "collective": "in a collective", "code": "in code"}
 
 
-def post_stack(channel: Channel, rank: int) -> dict[str, Any]:
-    """Tells rank 0 where this rank's main thread is; returns what it has told.
+def post_stack(channel: Channel, rank: int, thread: int) -> dict[str, Any]:
+    """Tells rank 0 where the thread is that trains on this rank; returns what it has told.
 
     Args:
         channel: The guard's channel.
         rank: This rank.
+        thread: The thread, by `threading.get_ident()`.
     """
-    record = stack_record()
+    record = stack_record(thread)
     channel.report(_KEY, rank, record)
     return record
 
 
-def stack_record() -> dict[str, Any]:
-    """Where this rank's main thread is, as a record: its innermost frames, as many as fit."""
+def stack_record(thread: int) -> dict[str, Any]:
+    """Where a thread of this rank is, as a record: its innermost frames, as many as fit."""
     frames: list[str] = []
     left = _RECORD_BYTES
-    place = stacks.main_thread()
+    place = stacks.thread(thread)
     for frame in place.stack:
         text = clip(frame, 160)
         left -= len(json.dumps(text)) + 2

@@ -22,6 +22,7 @@ from countoff.core.checks.check import FitStart, Listener, Others
 from countoff.core.ending import shutdown, verdict_file
 from countoff.core.liveness import hosts, stacks
 from countoff.core.protocol.counters import SpanCounters
+from countoff.core.protocol.evidence import Evidence
 from countoff.core.protocol.records import Reason, Records
 from countoff.core.settings import Settings
 from countoff.core.state import State
@@ -94,7 +95,7 @@ class Recorder(Listener):
         self._rows: Records = {}
         self._stacks: Records = {}
         self._flight_record: incident.FlightRecord | None = None
-        self.pauses = Pauses()
+        self.pauses = Pauses(state.evidence)
         self._cancel: Callable[[], None] | None = at_exit(self.closed)
         # Last: its thread may look at this recorder before it returns.
         self.writer = writer.join(self, directory, state.rank, self._warn)
@@ -217,13 +218,15 @@ class Recorder(Listener):
     def stood_still(self) -> None:
         """This rank takes part in a stall, or has a verdict: where its main thread is."""
         with contextlib.suppress(Exception):  # evidence only: the verdict is printed without it
-            place = stacks.main_thread()
+            place = stacks.thread(self._state.evidence.trainer)
             self._put("stacks", state=place.state, frames=place.stack)
 
     def posted(self, channel: Channel) -> None:
         """Posts where this rank's main thread is, for the incident; see `Observer`."""
         with contextlib.suppress(Exception):  # evidence only: the verdict is printed without it
-            self._stacks = {self._state.rank: incident.post_stack(channel, self._state.rank)}
+            self._stacks = {
+                self._state.rank: incident.post_stack(channel, self._state.rank, self._state.evidence.trainer)
+            }
 
     def gathered(self, channel: Channel, rows: Records) -> None:
         """Keeps what the ranks had when the verdict came, for the incident; see `Observer`."""
@@ -254,7 +257,7 @@ class Recorder(Listener):
         """Has the incident written, where this rank is the one that does, and what only this rank knows of it."""
         state, directory, found = self._state, self._directory, self._stacks
         with contextlib.suppress(Exception):  # evidence only
-            found = found or {state.rank: incident.stack_record()}
+            found = found or {state.rank: incident.stack_record(state.evidence.trainer)}
 
         def write() -> list[Line]:
             if whole and not incident.is_others(directory, state.rank, state.ranks[0], verdict):
@@ -383,9 +386,14 @@ class _Pause:
 
 
 class Pauses:
-    """Finds the pauses of a fit by looking at its counters every now and then."""
+    """Finds the pauses of a fit by looking at its counters every now and then.
 
-    def __init__(self) -> None:
+    Args:
+        evidence: Which thread trains.
+    """
+
+    def __init__(self, evidence: Evidence) -> None:
+        self._evidence = evidence
         self._progress: object = None
         self.span: SpanCounters | None = None
         self._batches = 0
@@ -412,7 +420,7 @@ class Pauses:
             self._progress, self._since, self.where = progress, now, None
             self.span, self._batches = span, batches
         elif self.where is None and now - self._since > max(PAUSE_SECONDS, _USUAL_TIMES * self._usual_seconds()):
-            place = stacks.main_thread()
+            place = stacks.thread(self._evidence.trainer)
             self.where = {"in": place.state, "at": list(place.frames)}
         self._looked = now
         return pause

@@ -12,7 +12,7 @@ import pytest
 from countoff.core import Settings
 from countoff.core.liveness import stacks
 from countoff.core.protocol.actions import AddOne, WriteEntry
-from countoff.core.protocol.counters import SpanCounters
+from countoff.core.protocol.counters import SpanCounters, UnusedBatches
 from countoff.core.protocol.credits import Credits
 from countoff.core.protocol.records import Mark, mark_entry
 from countoff.core.state import State
@@ -77,6 +77,23 @@ def test_an_error_is_raised_where_the_loop_comes_to_its_batch():
     assert next(failed.even) == 2
     with pytest.raises(ValueError, match="torn shard"):
         next(failed.even)
+
+
+def test_a_pass_goes_on_with_another_iterator_after_an_error():
+    """The program has caught it and has begun its loader again: the other ranks hear of nothing but more batches."""
+    this = Pass(failing())
+    this.grant(0, 1)
+    this.credits.granted = 3
+    assert [next(this.even) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(ValueError, match="torn shard"):
+        next(this.even)
+    this.even.go_on_with(iter("ab"))
+    this.credits.granted = 5
+    assert [next(this.even) for _ in range(2)] == ["a", "b"]
+    this.receive(type="stop", at=5)
+    with pytest.raises(StopIteration):
+        next(this.even)
+    assert (this.credits.ready, this.credits.own_end, this.span.unused) == (5, 5, UnusedBatches(0, exact=True))
 
 
 def test_a_verdict_ends_the_wait():

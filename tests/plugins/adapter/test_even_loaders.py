@@ -1,4 +1,4 @@
-"""From which loaders batches are fetched ahead, where ranks are made even."""
+"""How passes are made even, and from which loaders batches are fetched ahead then."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +10,7 @@ from torch.utils.data.distributed import DistributedSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from countoff._adapter.class_swap import swap_class
-from countoff._adapter.even_loaders import fetches_ahead, keeps_length, proven_length
+from countoff._adapter.even_loaders import even_inside, even_pass, fetches_ahead, keeps_length, proven_length
 from countoff._adapter.torch_facts import loader_facts
 from countoff.core import Settings
 from countoff.core.totals import Totals
@@ -112,3 +112,131 @@ def test_a_plan_proves_a_length_of_all_passes() -> None:
         totals = Totals(loader_facts(loader), dp_degree=1, framework="len(loader)")
         assert proven_length(loader, totals, Settings()) == batches
         assert proven_length(loader, totals, Settings(uneven_train="stop")) == tells
+
+
+class EvenPass:
+    """Stands for an even pass of the guard's."""
+
+    def __init__(self, batches: Iterator[Any]) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self.batches)
+
+    def go_on_with(self, batches: Iterator[Any]) -> None:
+        self.batches = batches
+
+
+class EvenGuard:
+    """Makes each pass even, or none, and keeps what it was told of the last one."""
+
+    def __init__(self, policy: str | None = "stop") -> None:
+        self.even_policy = policy
+        self.again: Any = None
+        self.known: dict[str, Any] = {}
+
+    def even(self, batches: Iterator[Any], again: Any, **known: Any) -> Iterator[Any]:
+        self.again, self.known = again, known
+        return batches if self.even_policy is None else EvenPass(batches)
+
+
+def test_an_even_pass_begins_its_loader_again_where_that_is_possible() -> None:
+    guard: Any = EvenGuard()
+    batches = even_pass(guard, iter(SAMPLES), [], loader=SAMPLES)
+    assert (list(batches), list(guard.again())) == (SAMPLES, SAMPLES)
+    source = iter(SAMPLES)
+    assert list(even_pass(guard, source, [], loader=source, again=lambda: iter([7]))) == SAMPLES
+    assert list(guard.again()) == [7]
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata's own call, with torch 2.13
+def test_a_loader_that_saves_its_state_is_not_fetched_ahead() -> None:
+    """Its state is the one where the loop is: nothing of the loader's is replaced to make it so."""
+    guard: Any = EvenGuard()
+    for make, prefetches in ((DataLoader, True), (StatefulDataLoader, False)):
+        loader: Any = make(Stream(), num_workers=1)
+        before = set(dir(loader))
+        even_pass(guard, iter(()), [], loader=loader)
+        assert guard.known["prefetches"] == prefetches
+        assert set(dir(loader)) == before
+        assert type(loader) is make
+
+
+def test_a_pass_whose_loader_has_failed_goes_on_with_the_next_ones_batches() -> None:
+    guard: Any = EvenGuard()
+    begun: list[Any] = []
+    first = even_pass(guard, iter([1, 2]), begun, loader=SAMPLES)
+    assert (next(first), begun) == (1, [first])
+    assert even_pass(guard, iter([8, 9]), begun, loader=SAMPLES) is first
+    assert list(first) == [8, 9]
+
+
+def test_a_pass_that_is_not_made_even_is_kept_for_no_other() -> None:
+    guard: Any = EvenGuard(None)
+    begun: list[Any] = []
+    own = iter(SAMPLES)
+    assert even_pass(guard, own, begun, loader=SAMPLES) is own
+    assert begun == []
+
+
+class Framework:
+    """A loader around another one, of which it asks attributes before it iterates it."""
+
+    def __init__(self) -> None:
+        self.inner: Any = DataLoader(SAMPLES, batch_size=4)  # pyright: ignore
+        self.fails = False
+
+    def __iter__(self) -> Iterator[Any]:
+        assert self.inner.batch_size == 4
+        if self.fails:
+            raise ValueError("torn")
+        for batch in self.inner:
+            yield batch.tolist()
+
+
+@pytest.mark.parametrize(("policy", "told"), [("stop", ["begins"]), ("repeat", list[str]())])
+def test_a_loader_inside_of_a_frameworks_one_is_made_even(policy: str, told: list[str]) -> None:
+    """While the first batch is fetched, something else stands in its place, and is gone after that."""
+    guard: Any = EvenGuard(policy)
+    owner, begun, begins = Framework(), list[Any](), list[str]()
+    own = owner.inner
+    batches = even_inside(
+        guard,
+        iter(owner),
+        begun,
+        owner=owner,
+        name="inner",
+        ahead=True,
+        proven=True,
+        begins=lambda: begins.append("begins"),
+    )
+    assert (owner.inner, begun, begins) == (own, [], [])
+    assert next(batches) == [0, 1, 2, 3]
+    assert (owner.inner is own, len(begun), begins) == (True, 1, told)
+    assert (guard.known["ahead"], guard.known["proven"]) == (True, True)
+    assert list(batches) == [[4, 5, 6, 7]]
+    assert [each.tolist() for each in guard.again()] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_a_loader_that_fails_at_its_beginning_has_its_own_one_inside() -> None:
+    guard: Any = EvenGuard()
+    owner, begun = Framework(), list[Any]()
+    own, owner.fails = owner.inner, True
+    batches = even_inside(guard, iter(owner), begun, owner=owner, name="inner", ahead=False)
+    with pytest.raises(ValueError, match="torn"):
+        next(batches)
+    assert (owner.inner, begun) == (own, [])
+
+
+def test_a_pass_that_goes_on_after_a_failure_inside_is_the_same_even_pass() -> None:
+    guard: Any = EvenGuard()
+    owner, begun = Framework(), list[Any]()
+    ways: Any = {"owner": owner, "name": "inner", "ahead": False}
+    next(even_inside(guard, iter(owner), begun, **ways))
+    (even,) = begun
+    following = even_inside(guard, iter(owner), begun, **ways)
+    assert list(following) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert begun == [even]

@@ -182,6 +182,7 @@ def test_api_reference_has_every_public_module() -> None:
         "at_exit",
         "constants",
         "flag",
+        "forgotten",
         "formats",
         "packages",
         "software",

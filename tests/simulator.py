@@ -279,7 +279,8 @@ class Rank:
 
     def _count_off(self) -> Iterator[str]:
         guard, proven = self.guard, self.program.proven
-        start = FitStart(self.program.plan, {"torch": "2"}, own_batches=proven)
+        holders = tuple(guard.state.ranks)
+        start = FitStart(self.program.plan, {"torch": "2"}, own_batches=proven, holders=holders)
         guard._own_batches = proven
         answered = guard.meet(self.member, start).count_off(start)
         yield "counted off"

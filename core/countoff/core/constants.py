@@ -2,6 +2,8 @@
 
 TICK_BATCHES = 64
 """Batches from one comparison of steps and learning rates to the next, within a train epoch."""
+KEPT_TICKS = 256
+"""Comparisons whose records stay in the store. A rank that is further behind is compared with nobody."""
 FINGERPRINT_BATCHES = 2
 """Batches at the start of each train epoch whose data is compared. One proves nothing."""
 LOOKAHEAD = 4

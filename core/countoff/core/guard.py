@@ -167,6 +167,7 @@ class Guard:
         own_length: int | None = None,
         models: Sequence[SharedModel] = (),
         split: SplitSample | None = None,
+        holders: Sequence[int] = (),
     ) -> None:
         """Begins a fit. Collective: every rank must call it; it waits for the others, at most `deadline_seconds`.
 
@@ -178,6 +179,8 @@ class Guard:
                 batches or the framework takes no more; None if that is not known. `common_length` follows from it.
             models: The parameters that this rank must hold alike with others; a difference is a warning.
             split: How this rank has split a dataset for training and evaluation; likewise. None if that is not known.
+            holders: The ranks that are proven to hold the very parameters that this rank's optimizers change, this one
+                included. Only among these, learning rates and schedules must be equal.
 
         Raises:
             TypeError: If the plan is not a `FitPlan`; nothing is started then.
@@ -202,6 +205,7 @@ class Guard:
             own_length=own_length,
             models=models,
             split=split,
+            holders=tuple(holders),
         )
         if self.state.world_size == 1:
             self._tell(lambda each: each.fit_started(start, None))
@@ -880,6 +884,8 @@ class Guard:
                 record |= part.record
             standing = channel.claim(at.key, record)
             ranks = int(standing["rank"]), state.rank
+            if standing["rank"] == state.rank:  # once per batch compared: in an epoch of weeks, keys must not add up
+                channel.delete(at.before(constants.KEPT_TICKS).key)
             found = (part.compare(standing, ranks) for part in parts)
             if (verdict := next(filter(None, found), None)) is not None:
                 find_at_once(state, speaker, channel, verdict)

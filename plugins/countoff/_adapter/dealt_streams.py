@@ -149,7 +149,8 @@ def _prepared(loader: Any, data: DataIdentity, elements: FirstElements) -> Strea
 
 def _distributed(loader: DataLoader[Any], data: DataIdentity) -> StreamFacts | None:
     """The facts of a loader whose DistributedSampler deals out what it was given."""
-    sampler = sampler_inside(_outermost(loader)) or loader.sampler
+    inside = sampler_inside(_outermost(loader))  # not asked for its truth, as above
+    sampler = loader.sampler if inside is None else inside
     if not isinstance(sampler, DistributedSampler) or (sampler.rank, sampler.num_replicas) != (
         data.dp_rank,
         data.dp_degree,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from countoff._adapter.held_datasets import dealt_rows
+from countoff._adapter.held_parameters import holders
 from countoff._adapter.schedule_watch import Schedule, ScheduleWatch, run_length
 from countoff._adapter.split_sample import split_sample
 from countoff._adapter.torch_facts import learning_rates, schedule_positions
@@ -191,6 +192,7 @@ class Fit:
             own_length=own_length,
             models=self._shared_models(),
             split=self._split(loaders),
+            holders=() if self.own.world_size == 1 else holders(self.models(), self._optimizers()),
         )
         self._take_common_length(None)
 

@@ -257,7 +257,7 @@ def held_in_common(models: Iterable[Any]) -> Iterator[tuple[tuple[int, ...], str
             group: Any = wrapper.process_group
             ranks = tuple(sorted(dist.get_process_group_ranks(group)))
             prefix = f"{path}." if len(wrappers) > 1 and path else ""
-            apart = _synchronises_in_its_own_way(wrapper)
+            apart = synchronises_in_its_own_way(wrapper)
             for name, parameter in parameters_of(_inside(wrapper)):
                 known_before, ignored = id(parameter) in known, _is_ignored(wrapper, name)
                 known.add(id(parameter))
@@ -309,7 +309,7 @@ def _is_ignored(wrapper: DistributedDataParallel, name: str) -> bool:
     return name in ignored or f".{name}" in ignored  # a parameter of the wrapped module itself may have either name
 
 
-def _synchronises_in_its_own_way(wrapper: DistributedDataParallel) -> bool:
+def synchronises_in_its_own_way(wrapper: DistributedDataParallel) -> bool:
     """Whether gradients go through a hook of which nothing proves that all ranks get the same from it.
 
     torch's own hooks give all ranks the same, but for the one of post-local SGD.

@@ -152,6 +152,7 @@ class Passes:
         self.data = DataIdentity(self.state)
         self.data.fit_started(FitStart(FitPlan(), {}), KeptRecords())
         self.batches = [torch.rand(4, 64) for _ in range(3)]
+        self.epoch = 0
 
     def run(
         self,
@@ -161,10 +162,12 @@ class Passes:
         short: bool = False,
         steps: int = 3,
         batches: Any = None,
+        epoch: int | None = None,
     ) -> list[str]:
         """Runs one pass; returns what was warned of so far."""
-        span = SpanCounters("train epoch 0")
-        self.data.span_opened(span, 0)
+        self.epoch = self.epoch + 1 if epoch is None else epoch
+        span = SpanCounters(f"train epoch {self.epoch}")
+        self.data.span_opened(span, self.epoch)
         for batch in (self.batches if batches is None else batches)[: 2 if short else None]:
             span.started += 1
             if self.data.fingerprints_due:
@@ -189,6 +192,14 @@ def test_the_same_order_of_other_data_is_no_finding():
     assert passes.run(batches=[torch.rand(4, 64) for _ in range(3)]) == []
     assert passes.run() == []
     assert passes.run(batches=[object()] * 3) == passes.run(batches=[object()] * 3) == []
+
+
+def test_a_second_pass_over_one_epoch_is_meant():
+    """Whoever says that a pass is of the same epoch reads the same data again on purpose."""
+    passes = Passes()
+    passes.run(epoch=3)
+    assert passes.run(epoch=3) == []
+    assert passes.run(epoch=4) == ["SameOrder"]
 
 
 def test_a_short_pass_is_no_epoch():

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from countoff.core.checks import Checks, judge
+from countoff.core.checks.check import FitStart
 from countoff.core.checks.micro_batches import compare_micro_batches
 from countoff.core.checks.resume import ScheduleState
 from countoff.core.protocol.counters import SpanCounters, TickPlace
 from countoff.core.protocol.log import LogView
 from countoff.core.protocol.micro_batches import MicroBatchLog
-from countoff.core.protocol.records import RECORD_BYTES, Mark, MicroCounts, mark_entry, verdict_entry
+from countoff.core.protocol.records import RECORD_BYTES, FitPlan, Mark, MicroCounts, mark_entry, verdict_entry
 from countoff.core.protocol.rule import compare_marks
 from countoff.core.settings import Settings
 from countoff.core.state import State
@@ -44,7 +45,9 @@ def checks_of(rates: Sequence[float]) -> tuple[Checks, State]:
     state = State(1, 2, Settings(), {})
     state.evidence.steps(threading.get_ident())
     in_force = {"learning_rates_in_force": lambda: rates, "schedule": ScheduleState, "hash_weights": None}
-    return Checks.of(state, **in_force), state
+    checks = Checks.of(state, **in_force)
+    checks.learning_rates.fit_started(FitStart(FitPlan(), {}, holders=(0, 1)), None)
+    return checks, state
 
 
 def test_steps_are_kept_since_the_last_comparison() -> None:

@@ -99,7 +99,7 @@ def test_the_first_steps_are_compared() -> None:
     state = State(2, 3, Settings(), {})
     state.evidence.steps(threading.get_ident())
     check, others = LearningRateCheck(state, lambda: (0.2,)), KeptRecords({"rank": 0, "rates": [0.1]})
-    check.fit_started(FitStart(FitPlan(), {}), others)
+    check.fit_started(FitStart(FitPlan(), {}, holders=(0, 1, 2)), others)
     check.stepped(SpanCounters(EPOCH, started=4), 1)
     (found,) = others.found
     assert found.sentence == f"{where}, rank 0 trains with learning rate 0.1 and rank 2 with 0.2."

@@ -9,11 +9,12 @@ import pytest
 
 from countoff.core import constants
 from countoff.core.checks import Checks
-from countoff.core.checks.check import TickPart
+from countoff.core.checks.check import FitStart, TickPart
 from countoff.core.checks.resume import ScheduleState
 from countoff.core.checks.steps import StepCheck
 from countoff.core.protocol.counters import SpanCounters, TickPlace
 from countoff.core.protocol.rates import compared_rates
+from countoff.core.protocol.records import FitPlan
 from countoff.core.settings import Settings
 from countoff.core.state import State
 from countoff.core.verdict import Verdict
@@ -36,6 +37,7 @@ def compared(standing: dict[str, Any], own: dict[str, Any]) -> Verdict | None:
     state.steps, state.step_hash = own["steps"], own["step_hash"]
     checks = Checks.of(state, learning_rates_in_force=lambda: own["rates"], schedule=ScheduleState, hash_weights=None)
     state.evidence.steps(threading.get_ident())
+    checks.learning_rates.fit_started(FitStart(FitPlan(), {}, holders=(0, 1)), None)
     parts = parts_at(TickPlace(1, 64, EPOCH), checks)
     return next((found for part in parts if (found := part.compare(standing, (0, 1))) is not None), None)
 
@@ -47,6 +49,7 @@ def compared(standing: dict[str, Any], own: dict[str, Any]) -> Verdict | None:
         ({"steps": 7}, "StepMismatch"),
         ({"step_hash": 6}, "StepMismatch"),
         ({"rates": [0.1, 0.3]}, "LearningRateMismatch"),
+        ({"rates": [0.2, 0.1]}, None),
         ({"rates": [0.1]}, None),
         ({"rates": []}, None),
         ({"rates": [0.1, 0.3], "steps": 7}, "StepMismatch"),
@@ -72,7 +75,6 @@ def test_a_tick_verdict_names_the_place_and_both_counts() -> None:
         ([0.00031711500169576796] * 2, [0.0003] * 2, "with learning rate 3.17e-4 and rank 1 with 3e-4"),
         ([0.000300001], [0.0003], "with learning rate 3.00001e-4 and rank 1 with 3e-4"),
         ([0.1, 0.2], [0.1, 0.3], "with learning rate 0.1, 0.2 and rank 1 with 0.1, 0.3"),
-        ([0.1, 0.2], [0.2, 0.1], "with learning rate 0.1, 0.2 and rank 1 with 0.2, 0.1"),
         ([0.1, 0.1, 0.2], [0.1, 0.2, 0.2], "with the learning rates 0.1, 0.1, 0.2 and rank 1 with 0.1, 0.2, 0.2"),
         ([0.1], [float("nan")], "with learning rate 0.1 and rank 1 with nan"),
     ],

@@ -34,6 +34,7 @@ class FitStart:
         own_batches: Batches per epoch that are proven of this rank's loader, where ranks may differ in them.
         own_length: What `len` of that loader gives now, where that is right now.
         models: The parameters that this rank must hold alike with others.
+        holders: The ranks that hold the very parameters that this rank's optimizers change.
         split: How this rank has split a dataset for training and evaluation; None if that is not known.
     """
 
@@ -43,6 +44,7 @@ class FitStart:
     own_batches: int | None = None
     own_length: int | None = None
     models: Sequence[SharedModel] = ()
+    holders: tuple[int, ...] = ()
     split: SplitSample | None = None
 
 

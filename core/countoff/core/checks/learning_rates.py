@@ -1,12 +1,14 @@
-"""Do ranks train with the same learning rates? `LearningRateMismatch`.
+"""Do ranks train the same parameters with the same learning rates? `LearningRateMismatch`.
 
-Ranks compare what their schedules will do at the roll call, and their rates at the first optimizer steps, at the marks
-of a train epoch, and at ticks. A difference names two ranks. Which of them is alone, the rates of all ranks at the same
-point tell, in the table.
+Only ranks that are proven to hold the same parameters are compared; elsewhere rates may rightly differ. They compare
+what their schedules will do at the roll call, and their rates at the first optimizer steps, at the marks of a train
+epoch, and at ticks. A difference names two ranks. Which of them is alone, the rates of all ranks at the same point
+tell, in the table.
 """
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -86,6 +88,7 @@ class LearningRateCheck(Check):
         self._state = state
         self._in_force = rates
         self._others: Others | None = None
+        self._holders: tuple[int, ...] = ()
         self._first_steps = list(range(1, COMPARED_STEPS + 1))
         self._left_steps: dict[int, list[int]] = {}
 
@@ -96,21 +99,31 @@ class LearningRateCheck(Check):
             if len(record_text({"schedules": longer})) > room:
                 break
             told = longer
-        return {"schedules": told} if told else {}
+        return {"schedules": told, "holders": _digest(start.holders)} if told and len(start.holders) > 1 else {}
 
     def compare_reports(self, reports: Records, *, complete: bool, refused: bool) -> Iterator[Verdict | None]:  # noqa: D102
+        groups: dict[str, dict[int, Any]] = {}
+        for rank, report in reports.items():
+            if "holders" in report:
+                groups.setdefault(str(report["holders"]), {})[rank] = report.get("schedules", ())
         if not refused:
-            yield judge_schedules({rank: report.get("schedules", ()) for rank, report in reports.items()})
+            yield from map(judge_schedules, groups.values())
 
     def fit_started(self, start: FitStart, others: Others | None) -> None:  # noqa: D102
-        self._others = others
+        self._others, self._holders = others, start.holders
 
     def stepped(self, span: SpanCounters, steps: int) -> None:  # noqa: D102
         self.watches_steps = steps < COMPARED_STEPS
-        state, rates = self._state, self.rates()
-        if steps > COMPARED_STEPS or not rates or self._others is None or not state.evidence.steps_by_batch:
+        state, rates = self._state, self._rates_in_force()
+        if (
+            steps > COMPARED_STEPS
+            or not rates
+            or len(self._holders) < 2
+            or self._others is None
+            or not state.evidence.steps_by_batch
+        ):
             return
-        key, where = step_key(steps), f"at optimizer step {steps} (batch {span.started} of {span.name})"
+        key, where = self._step_key(steps), f"at optimizer step {steps} (batch {span.started} of {span.name})"
         state.rates.keep(key, rates)
 
         def judge(standing: Mapping[str, Any]) -> Verdict | None:
@@ -129,7 +142,16 @@ class LearningRateCheck(Check):
             self._first_steps = [step for step in self._first_steps if step not in done]
 
     def left_keys(self, span: SpanCounters) -> Iterable[str]:  # noqa: D102
-        return map(step_key, self._left_steps.pop(span.opened, ()))
+        return map(self._step_key, self._left_steps.pop(span.opened, ()))
+
+    def _step_key(self, step: int) -> str:
+        """The key of one of the first optimizer steps of a fit, among those who compare it."""
+        return f"step/{step}" if self._with_all else f"step/{step}/{_digest(self._holders)}"
+
+    @property
+    def _with_all(self) -> bool:
+        """Whether all ranks hold the same parameters. Marks and ticks are those of all ranks."""
+        return tuple(self._state.ranks) == self._holders
 
     def _part(self, rates: tuple[float, ...], at: TickPlace) -> TickPart:
         self._state.rates.keep(at.key, rates)  # before this rank's row of a verdict about this point
@@ -140,7 +162,11 @@ class LearningRateCheck(Check):
         return TickPart({"rates": list(rates)}, compare)
 
     def rates(self) -> tuple[float, ...]:
-        """The learning rates that ranks compare; none before the first step of the fit.
+        """The learning rates that all ranks compare; none before the first step of the fit."""
+        return self._rates_in_force() if self._with_all else ()
+
+    def _rates_in_force(self) -> tuple[float, ...]:
+        """The learning rates in force; none before the first step of the fit.
 
         Nor are there any on another thread than that of the optimizer steps, as where a thread of its own reads the
         loader ahead: a scheduler may be in the middle of a step.
@@ -232,7 +258,11 @@ def judge_schedules(records: Mapping[int, Sequence[Mapping[str, Any]]]) -> Verdi
     >>> judge_schedules({0: [first.to_json()], 1: [other.to_json()]}).sentence
     'before the first batch, LinearLR is made for 8 steps on rank 0, 9 steps on rank 1.'
     """
-    known = {rank: [SchedulePlan.from_json(each) for each in found] for rank, found in sorted(records.items()) if found}
+    known = {
+        rank: sorted((SchedulePlan.from_json(each) for each in found), key=lambda plan: (plan.name, plan.made_for))
+        for rank, found in sorted(records.items())
+        if found
+    }
     if len({len(found) for found in known.values()}) != 1:
         return None
     for number in range(len(next(iter(known.values())))):
@@ -386,6 +416,5 @@ def with_rates(rows: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str, Any
     }
 
 
-def step_key(step: int) -> str:
-    """The key of one of the first optimizer steps of a fit."""
-    return f"step/{step}"
+def _digest(ranks: Sequence[int]) -> str:
+    return hashlib.blake2b(repr(ranks).encode(), digest_size=6).hexdigest()

@@ -78,7 +78,9 @@ class StepCheck(Check):
         if span.evaluation:
             return ()
         every = constants.TICK_BATCHES
-        return (TickPlace(span.opened, batch, span.name).key for batch in range(every, span.started + 1, every))
+        last = span.started // every * every
+        first = max(every, last - constants.KEPT_TICKS * every)
+        return (TickPlace(span.opened, batch, span.name).key for batch in range(first, last + 1, every))
 
     @staticmethod
     def _part(steps: int, step_hash: int, at: TickPlace) -> TickPart:

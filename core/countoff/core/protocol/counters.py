@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import NamedTuple
 
+from countoff.core import constants
 from countoff.core.protocol.credits import Credits
 from countoff.core.verdict import Verdict
 from countoff.core.words import count_of
@@ -125,6 +126,10 @@ class TickPlace(NamedTuple):
         'tick/3/64'
         """
         return f"tick/{self.opened}/{self.batch}"
+
+    def before(self, ticks: int) -> TickPlace:
+        """The place so many comparisons before this one."""
+        return self._replace(batch=self.batch - ticks * constants.TICK_BATCHES)
 
     @property
     def in_words(self) -> str:

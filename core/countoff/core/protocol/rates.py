@@ -33,8 +33,11 @@ def point_of(mark_index: int) -> str:
 
 
 def compared_rates(rates: Iterable[float]) -> tuple[float, ...]:
-    """The first eight learning rates, as numbers of Python: numpy's would have another text."""
-    return tuple(float(rate) for rate in rates)[:COMPARED_RATES]
+    """The eight lowest learning rates, as numbers of Python: numpy's would have another text.
+
+    Ranks may have their parameter groups in another order, as where these were made from a set.
+    """
+    return tuple(sorted(float(rate) for rate in rates))[:COMPARED_RATES]
 
 
 def parse_rates(record: Mapping[str, Any]) -> tuple[float, ...]:

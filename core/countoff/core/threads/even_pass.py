@@ -92,14 +92,21 @@ class EvenPass:
         self._held: deque[tuple[Any, Any]] = deque()
         self._first = span.started  # batches before a resumed pass
         self._given = 0
+        self._lost = 0  # batches that are to be fetched again, which the other ranks know of
         self._exhausted = False
         self._began_at = -1  # the batch before the first one of a repeated pass
         self._error: Exception | None = None
         self.resumable = None if snapshot is None else Resumable(copy.deepcopy(snapshot()))
 
     def go_on_with(self, batches: Iterator[Any]) -> None:
-        """Takes the next batches from another iterator: the loader has raised an exception, and was begun again."""
+        """Takes the next batches from another iterator: the loader has raised an exception, and was begun again.
+
+        A caller that fetches ahead had not handed out the batch that it was given last. It takes that one again.
+        """
         self._batches, self._exhausted, self._error = batches, False, None
+        if self._ahead and self._given and not self._lost:
+            self._given -= 1
+            self._lost += 1
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -197,7 +204,10 @@ class EvenPass:
             return
         # Copied: a data set may return the very object that it changes with the next batch.
         self._held.append((batch, None if self._snapshot is None else copy.deepcopy(self._snapshot())))
-        self._state.fetched(credits)
+        if self._lost:
+            self._lost -= 1
+        else:
+            self._state.fetched(credits)
 
     def _begin_again(self) -> None:
         self._batches = self._again()

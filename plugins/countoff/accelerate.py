@@ -16,7 +16,7 @@ with needs("Accelerate", facade="countoff.accelerate", install="'countoff[accele
     from countoff._accelerate import accelerator as reading
     from countoff._accelerate.checkpoints import watch_checkpoints
     from countoff._accelerate.loader_facts import evaluation_facts
-    from countoff._accelerate.loaders import even_prepared, is_prepared, skipped_batches, source_length
+    from countoff._accelerate.loaders import epoch_length, even_prepared, is_prepared, skipped_batches, source_length
     from countoff._accelerate.observation import observe
     from countoff._accelerate.process import not_distributed
     from countoff._accelerate.words import TICKS, WORDS
@@ -25,7 +25,7 @@ from countoff._adapter.evaluation_totals import EvaluationTotals
 from countoff._adapter.fit import Fit, OwnRank, plan_of
 from countoff._adapter.options import own_arguments
 from countoff._adapter.own_loop import OwnLoop
-from countoff._adapter.torch_facts import reported_length, versions
+from countoff._adapter.torch_facts import versions
 from countoff._adapter.weight_hashes import Wrappers
 from countoff.core import LoaderFacts, Settings
 from countoff.core.totals import Totals
@@ -98,7 +98,7 @@ class Countoff(OwnLoop):
             ticks_per_step=own.world_size,
             models=Wrappers(lambda: getattr(of(), "_models", ())),
         )
-        loop = CountedLoop(fit, steps_of=lambda each: reading.is_prepared_optimizer(of(), each))
+        loop = CountedLoop(fit, steps_of=lambda each: reading.is_prepared_optimizer(of(), each), own=True)
         facts_of = functools.partial(evaluation_facts, num_processes=own.dp_degree, process_index=own.dp_rank)
         loop.tell_evaluations(EvaluationTotals(facts_of, dp_degree=own.dp_degree))
         return loop
@@ -109,7 +109,7 @@ class Countoff(OwnLoop):
         if is_prepared(loader):
             reference = weakref.ref(loader)
             loop.train_loader = reference
-            loop.length_now = lambda: reported_length(reference()) if facts.reported_batches is not None else None
+            loop.length_now = lambda: epoch_length(reference()) if facts.reported_batches is not None else None
             loop.may_resume = bool(loader.use_stateful_dataloader)
         return facts
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
-from countoff._accelerate.loader_facts import loader_facts
-from countoff._accelerate.loaders import is_prepared
+from countoff._accelerate.loader_facts import is_divided, loader_facts
+from countoff._accelerate.loaders import epoch_length, is_prepared
 from countoff._accelerate.process import unwrapped
 from countoff._adapter.mesh_position import data_position
 from countoff._adapter.sampling import asks_for_length, known_length
@@ -42,10 +43,16 @@ def train_facts(accelerator: Any, loader: Any, *, epochs: int | None, max_steps:
     }
     if not is_prepared(loader):  # one that the loop shards by itself, or none
         return shown_facts(loader, known_length(loader), **known)
-    if not asks_for_length(loader):
-        return shown_facts(loader, None, **known)
     dp_rank, dp_degree = position_of(accelerator)
-    return loader_facts(loader, num_processes=dp_degree, process_index=dp_rank, **known)
+    if not asks_for_length(loader):
+        facts = shown_facts(loader.base_dataloader, None, **known)
+        splits = facts.batch_size is not None and getattr(loader, "split_batches", False)  # what one rank has read
+        return replace(facts, batch_size=max(facts.batch_size // dp_degree, 1)) if splits else facts
+    if is_divided(loader, num_processes=dp_degree, process_index=dp_rank):
+        facts = loader_facts(loader, num_processes=dp_degree, process_index=dp_rank, **known)
+    else:  # prepared as for one process: each rank reads all of it
+        facts = shown_facts(loader.base_dataloader, known_length(loader.base_dataloader), **known)
+    return replace(facts, reported_batches=epoch_length(loader))
 
 
 def common_length(facts: LoaderFacts) -> int | None:

@@ -21,6 +21,7 @@ from countoff._adapter.passes import Even
 from countoff._adapter.torch_facts import reported_length
 
 __all__ = [
+    "epoch_length",
     "even_prepared",
     "followers",
     "is_prepared",
@@ -82,6 +83,12 @@ def source_of(loader: Any) -> Any:
 def skipped_batches(loader: Any) -> int:
     """Returns the batches that a prepared loader skips at its start, as one made by `skip_first_batches` does."""
     return _source(loader)[1] + int(getattr(loader, "skip_batches", 0))
+
+
+def epoch_length(loader: Any) -> int | None:
+    """Returns the batches of an epoch as a prepared loader reports them, with those that it skips at its start."""
+    length = reported_length(loader)
+    return None if length is None else length + skipped_batches(loader)
 
 
 def even_prepared(loader: Any, *, proven: bool = False) -> Even | None:

@@ -27,7 +27,7 @@ _WAYS = (
     ("lightning_fabric", "countoff = Countoff(fabric, optimizer=optimizer)", "after fabric.setup()"),
     ("torch", "countoff = Countoff(optimizer=optimizer)", "after init_process_group"),
 )
-"""By package: what to make in a program that has imported it, and where."""
+"""By package: what to make in a program that uses it, and where."""
 _trains = False
 """Whether this process has applied an optimizer step since it has had other ranks."""
 
@@ -80,6 +80,14 @@ def _stepped(*_: Any) -> None:
 def _say_if_nothing_was_counted() -> None:
     failed = getattr(sys, "last_value", None) is not None or exception_at_exit() is not None
     if _trains and not failed and not first_fit.begun():
-        name, made, after = next((each for each in _WAYS if each[0] in sys.modules), _WAYS[-1])
+        name, made, after = next((each for each in _WAYS if _uses(each[0])), _WAYS[-1])
         text = _NOTHING_COUNTED.format(made=made, after=after, module=name.split(".")[-1].removeprefix("lightning_"))
         print(text, file=sys.stderr, flush=True)
+
+
+def _uses(package: str) -> bool:
+    """Whether the program uses a package. transformers imports Accelerate where nothing makes an Accelerator."""
+    if package != "accelerate":
+        return package in sys.modules
+    state = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
+    return bool(getattr(state, "_shared_state", None))

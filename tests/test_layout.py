@@ -14,7 +14,7 @@ ROOTS = [ROOT / "core", ROOT / "plugins"]
 HEAVY = {"torch", "numpy", "lightning", "pytorch_lightning", "composer", "accelerate", "transformers"}
 
 LADDER = [
-    {"at_exit", "constants", "flag", "formats", "packages", "software", "waiting", "whole_file", "words"},
+    {"at_exit", "constants", "flag", "forgotten", "formats", "packages", "software", "waiting", "whole_file", "words"},
     {"verdict"},
     {"counts"},
     {"plan"},
@@ -55,8 +55,8 @@ TOOLS = {
     "_terminal": set[str](),
     "__main__": {"cli"},
     "run": {"_run"},
-    "_run": {"_adapter", "_accelerate", "_torch", "transformers", "composer"},
-    "_entry_points": {"lightning", "pytorch_lightning", "fabric"},
+    "_run": {"_adapter", "transformers", "composer"},
+    "_entry_points": {"lightning", "pytorch_lightning"},
 }
 """What is no adapter, and what it may import besides the core."""
 USES_PLAN = {"torchtitan", "_torchtitan"}

@@ -308,22 +308,21 @@ def loaders_of_any_kind() -> dict[str, tuple[int, int, int | None]]:
 
 
 def classes_during_and_after() -> dict[str, bool]:
-    """Whether Accelerate's classes are its own while countoff is off, before a fit, in it, and after it."""
+    """Whether Accelerate's classes are its own while countoff is off, before a fit, in it, after it, and without it."""
     accelerator = Accelerator(cpu=True)
     train = accelerator.prepare(map_loader(40))
 
     def methods() -> list[Any]:
-        named = [(DataLoaderShard, "__iter__"), (Accelerator, "backward"), (LocalSGD, "__enter__")]
-        return [getattr(kind, name) for kind, name in named]
+        return [DataLoaderShard.__iter__, Accelerator.backward]
 
-    def checkpoints() -> list[Any]:
-        return [Accelerator.save_state, Accelerator.load_state]
+    def around() -> list[Any]:
+        return [Accelerator.save_state, Accelerator.load_state, Accelerator.join_uneven_inputs, LocalSGD.__enter__]
 
-    before, saving = methods(), checkpoints()
+    before, outer = methods(), around()
     found: dict[str, bool] = {}
     off = Countoff(accelerator, enabled=False)
     found["read while it is off"] = [len(images) for images, _ in off.train(train)] == [BATCH_SIZE] * 5
-    found["off"] = (methods(), checkpoints()) == (before, saving)
+    found["off"] = (methods(), around()) == (before, outer)
     countoff = Countoff(accelerator)
     found["before the fit"] = methods() == before
     for _ in countoff.train(train):
@@ -331,8 +330,11 @@ def classes_during_and_after() -> dict[str, bool]:
     countoff.close()
     found["after it"] = methods() == before
     del countoff
-    accelerator.save_state("saved")  # the first call after the Countoff is gone
-    found["when it is gone"] = checkpoints() == saving
+    accelerator.save_state("saved")  # the first calls after the Countoff is gone
+    accelerator.load_state("saved")
+    with LocalSGD(accelerator, torch.nn.Linear(1, 1), local_sgd_steps=2):
+        pass
+    found["when it is gone"] = around() == outer
     return found
 
 

@@ -17,7 +17,7 @@ with needs("Accelerate", facade="countoff.accelerate", install="'countoff[accele
     from countoff._accelerate.checkpoints import watch_checkpoints
     from countoff._accelerate.loader_facts import evaluation_facts
     from countoff._accelerate.loaders import epoch_length, even_prepared, is_prepared, skipped_batches, source_length
-    from countoff._accelerate.observation import observe
+    from countoff._accelerate.observation import observe, watch_uneven
     from countoff._accelerate.process import not_distributed
     from countoff._accelerate.words import TICKS, WORDS
 from countoff._adapter.counted_loop import CountedLoop
@@ -86,6 +86,7 @@ class Countoff(OwnLoop):
         super().__init__(settings)
         if settings.enabled:
             watch_checkpoints(accelerator, self)
+            watch_uneven(accelerator, self)
 
     def _new_loop(self) -> CountedLoop:
         of, own = self._accelerator, self._own

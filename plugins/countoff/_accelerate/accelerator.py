@@ -46,8 +46,10 @@ def train_facts(accelerator: Any, loader: Any, *, epochs: int | None, max_steps:
     dp_rank, dp_degree = position_of(accelerator)
     if not asks_for_length(loader):
         facts = shown_facts(loader.base_dataloader, None, **known)
-        splits = facts.batch_size is not None and getattr(loader, "split_batches", False)  # what one rank has read
-        return replace(facts, batch_size=max(facts.batch_size // dp_degree, 1)) if splits else facts
+        read = facts.batch_size
+        if read is None or not getattr(loader, "split_batches", False):
+            return facts
+        return replace(facts, batch_size=max(read // dp_degree, 1))  # one rank reads it for all
     if is_divided(loader, num_processes=dp_degree, process_index=dp_rank):
         facts = loader_facts(loader, num_processes=dp_degree, process_index=dp_rank, **known)
     else:  # prepared as for one process: each rank reads all of it

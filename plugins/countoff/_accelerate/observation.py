@@ -14,38 +14,57 @@ from countoff._accelerate.loaders import watch_local_sgd
 from countoff._accelerate.streams import watch_stream
 from countoff._adapter.counted_loop import CountedLoop
 from countoff._adapter.hooks import SharedHooks
+from countoff._adapter.own_loop import OwnLoop
 
-__all__ = ["observe"]
+__all__ = ["observe", "watch_uneven"]
 
 
 def observe(accelerator: Any, loop: CountedLoop) -> Callable[[], None]:
-    """Observes what tells of a loop besides its passes, from here on; returns a function that ends that.
+    """Observes what tells of a fit besides its passes, from here on; returns a function that ends that.
 
     Args:
         accelerator: The Accelerator, which is held weakly.
-        loop: The loop.
+        loop: The fit's loop.
     """
     of_accelerator: weakref.ref[Any] = weakref.ref(accelerator)
-
-    def is_own(of: Any) -> bool:
-        return of is of_accelerator()
-
-    def joined(of: Any) -> contextlib.AbstractContextManager[None]:
-        return loop.uncounted() if is_own(of) else contextlib.nullcontext()
-
-    def averages(of: Any, inside: bool) -> None:
-        if is_own(of):
-            loop.compare(not inside)
 
     def train_loader() -> Any:
         return None if loop.train_loader is None else loop.train_loader()
 
     with contextlib.ExitStack() as stack:
         stack.callback(watch_stream(train_loader, lambda: loop.guard.data))
-        stack.callback(count_backward_passes(loop.micro_batch, is_own))
-        stack.callback(_joins.add(joined))
-        stack.callback(watch_local_sgd(averages))
+        stack.callback(count_backward_passes(loop.micro_batch, lambda of: of is of_accelerator()))
         return stack.pop_all().close
+
+
+def watch_uneven(accelerator: Any, own: OwnLoop) -> None:
+    """Lets nothing be compared inside a `Join` or a `LocalSGD` of Accelerate's, which begins before its first batch.
+
+    Both are held weakly. What is put on Accelerate's classes is taken back at the first such call after the loop is
+    gone.
+
+    Args:
+        accelerator: The Accelerator.
+        own: The user's loop.
+    """
+    of_own, of_accelerator = weakref.ref(own), weakref.ref(accelerator)
+
+    def present(of: Any) -> OwnLoop | None:
+        if (found := of_own()) is None:
+            removals.close()
+        return found if of is of_accelerator() else None
+
+    def joined(of: Any) -> contextlib.AbstractContextManager[None]:
+        found = present(of)
+        return contextlib.nullcontext() if found is None else found.uncounted()
+
+    def averages(of: Any, inside: bool) -> None:
+        if (found := present(of)) is not None:
+            found.compare(not inside)
+
+    removals = contextlib.ExitStack()
+    removals.callback(_joins.add(joined))
+    removals.callback(watch_local_sgd(averages))
 
 
 def _enters_join(accelerator: Any) -> bool:

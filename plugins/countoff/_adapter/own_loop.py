@@ -6,10 +6,10 @@ known to store.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -109,9 +109,14 @@ class OwnLoop(ABC):
         """Counts a micro-batch: one forward and backward pass for training. Call it on every rank, or on none."""
         self._loop.micro_batch()
 
-    def uncounted(self) -> AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def uncounted(self) -> Iterator[None]:
         """A context in which passes are not compared, for what may be uneven on purpose, such as `Join`."""
-        return self._loop.uncounted()
+        self.compare(False)
+        try:
+            yield
+        finally:
+            self.compare(True)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns how far this rank has come, for a checkpoint: plain types, which load without countoff.
@@ -192,12 +197,17 @@ class OwnLoop(ABC):
         if not self._settings.enabled or not self._loop.ended:
             return
         if self._begun_before:
-            self._loop = self._new_loop()
+            before, self._loop = self._loop, self._new_loop()
+            self._loop.compare(before.passes.comparing)
         loop, record = self._loop, self._record
         facts = self._tell_of(loop, loader)
         self._planned = weakly(() if loader is None else (loader,))
         self._begin_fit(loop, loader, facts, record=record, compare=not self._begun_before)
         self._record, self._begun_before = None, True
+
+    def compare(self, comparing: bool) -> None:
+        """Says whether what begins from here on is compared with other ranks; also before a fit has begun."""
+        self._loop.compare(comparing)
 
     def count_pass(
         self, batches: Iterator[Any], loader: Any, name: str | None, epoch: int | None, position: int

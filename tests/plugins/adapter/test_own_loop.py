@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from countoff._adapter.counted_loop import active_loops
 from countoff.core import SettingsError
@@ -258,7 +258,7 @@ def test_a_pass_goes_on_at_a_position() -> None:
     assert counts == [5, 6, 7]
     take(countoff.train(loader(), position=4), 2)
     record = countoff.state_dict()
-    assert (record["epoch"], record["batches"]) == (3, 0)  # that epoch was left
+    assert (record["epoch"], record["batches"]) == (2, 6)  # where the loop has left it
     passed = countoff.train(loader(), position=4)
     next(passed)
     record = countoff.state_dict()
@@ -395,6 +395,27 @@ class JealousStream(IterableDataset[int]):
         raise AssertionError("asked for its length")
 
 
+class JealousData(Dataset[int]):
+    """Of which a sampler of the user's own knows enough."""
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+    def __len__(self) -> int:
+        raise AssertionError("asked for its length")
+
+
+class JealousSampler(Sampler[Any]):
+    def __init__(self, gives: list[Any]) -> None:
+        self.gives = gives
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.gives)
+
+    def __len__(self) -> int:
+        raise AssertionError("asked for its length")
+
+
 class JealousLoader(DataLoader[Any]):
     """Torch itself sets and reads its attributes, but for its length."""
 
@@ -404,8 +425,15 @@ class JealousLoader(DataLoader[Any]):
 
 @pytest.mark.parametrize(
     "make",
-    [Jealous, lambda: DataLoader(JealousStream(), batch_size=1), lambda: JealousLoader(DATA, batch_size=2)],
-    ids=["own", "a stream", "a DataLoader"],
+    [
+        Jealous,
+        lambda: DataLoader(JealousStream(), batch_size=1),
+        lambda: JealousLoader(DATA, batch_size=2),
+        lambda: DataLoader(JealousData(), sampler=JealousSampler([4, 0, 2])),
+        lambda: DataLoader(JealousData(), batch_sampler=JealousSampler([[4, 0], [2], [1]])),
+        lambda: DataLoader(JealousData(), batch_size=None, sampler=JealousSampler([4, 0, 2])),
+    ],
+    ids=["own", "a stream", "a DataLoader", "a sampler", "a batch sampler", "a sampler without batches"],
 )
 @pytest.mark.parametrize("uneven", ["raise", "stop"])
 def test_nothing_of_the_users_is_called_that_the_loop_does_not_call(make: Any, uneven: Any) -> None:

@@ -1,13 +1,22 @@
-"""What a loader's sampler shows: whether the data is sharded by rank, and what determines its order."""
+"""What a loader's sampler shows: whether the data is sharded by rank, what determines its order, and its length."""
 
 from typing import Any
 
 import pytest
 from accelerate.data_loader import BatchSamplerShard, IterableDatasetShard
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 from torch.utils.data.distributed import DistributedSampler
 
-from countoff._adapter.sampling import sampling_of
+from countoff._adapter.sampling import known_length, sampling_of
 from countoff.core.checks.data import UNKNOWN, Sampling
 
 DATA: Any = list(range(20))
@@ -93,3 +102,94 @@ def test_ranks_are_not_compared_where_the_data_set_replicates():
 def test_a_sampler_inside_a_shard_determines_the_order():
     loader = distributed(rank=0, replicas=1)
     assert of(batch_shard(1, 2, loader)).order == of(loader).order
+
+
+class Own(Sampler[int]):
+    """A sampler of the user's own, which may compute its length."""
+
+    def __iter__(self) -> Any:
+        return iter(DATA)
+
+    def __len__(self) -> int:
+        raise AssertionError("asked for its length")
+
+
+class OwnShare(DistributedSampler[Any]):
+    def __len__(self) -> int:
+        raise AssertionError("asked for its length")
+
+
+class OwnBatches(BatchSampler):
+    def __len__(self) -> int:
+        raise AssertionError("asked for its length")
+
+
+class OwnLength(DataLoader[Any]):
+    def __len__(self) -> int:
+        raise AssertionError("asked for its length")
+
+
+class OwnPass(DataLoader[Any]):
+    def __iter__(self) -> Any:
+        return map(abs, super().__iter__())
+
+
+class Named(DataLoader[Any]):
+    """Differs from torch's in its name only."""
+
+
+class SizedStream(Stream):
+    def __len__(self) -> int:
+        raise AssertionError("asked for its length")
+
+
+class OwnList(list[int]):
+    def __len__(self) -> int:
+        raise AssertionError("asked for its length")
+
+
+@pytest.mark.parametrize(
+    ("loader", "length"),
+    [
+        ([1, 2], 2),
+        ((1, 2), 2),
+        (range(9), 9),
+        (DataLoader(DATA, batch_size=8), 3),
+        (DataLoader(DATA, batch_size=8, drop_last=True), 2),
+        (DataLoader(DATA, batch_size=8, shuffle=True), 3),
+        (DataLoader(DATA, batch_size=None), 20),
+        (Named(DATA, batch_size=8), 3),
+        (distributed(), 5),
+        (DataLoader(DATA, sampler=SubsetRandomSampler([1, 2])), 2),
+        (DataLoader(DATA, sampler=WeightedRandomSampler([1.0], 7)), 7),
+        (DataLoader(DATA, batch_sampler=BatchSampler(SequentialSampler(DATA), 6, drop_last=False)), 4),
+        (batch_shard(1, 2, DataLoader(DATA, batch_size=2)), 5),
+    ],
+)
+def test_a_length_is_known_where_only_torchs_and_accelerates_classes_are_asked(loader: Any, length: int) -> None:
+    assert known_length(loader) == length
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        None,
+        iter(DATA),
+        {1: 2},
+        OwnList(DATA),
+        Stream(),
+        DataLoader(Stream()),
+        DataLoader(SizedStream()),
+        DataLoader(SizedStream(), batch_size=None),
+        stream_shard(1, 2),
+        OwnLength(DATA),
+        OwnPass(DATA),
+        DataLoader(DATA, sampler=Own()),
+        DataLoader(DATA, batch_size=None, sampler=Own()),
+        DataLoader(DATA, sampler=OwnShare(DATA, 2, 0)),
+        DataLoader(DATA, batch_sampler=OwnBatches(SequentialSampler(DATA), 2, drop_last=False)),
+        DataLoader(DATA, batch_sampler=BatchSampler(Own(), 2, drop_last=False)),
+    ],
+)
+def test_no_length_is_asked_for_that_may_be_the_users_own_code(loader: Any) -> None:
+    assert known_length(loader) is None

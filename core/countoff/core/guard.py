@@ -43,6 +43,7 @@ from countoff.core.threads.questions import Questions
 from countoff.core.threads.roll_call import RollCall
 from countoff.core.threads.speaker import MARK_SECONDS
 from countoff.core.verdict import DivergenceError, Remedies, Verdict
+from countoff.core.waiting import until
 from countoff.core.words import clip
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from countoff.core.threads.speaker import Speaker
 
 _HOLD_SECONDS = 0.005
+_WORKER_SECONDS = 0.5
 _numbers: defaultdict[tuple[Any, ...], Iterator[int]] = defaultdict(itertools.count)
 """By the key of a part, and () for the whole job: those that meet have begun the same guards with one another."""
 _alone = itertools.count(1 << 20)
@@ -168,6 +170,7 @@ class Guard:
         models: Sequence[SharedModel] = (),
         split: SplitSample | None = None,
         holders: Sequence[int] = (),
+        stage: int = 0,
     ) -> None:
         """Begins a fit. Collective: every rank must call it; it waits for the others, at most `deadline_seconds`.
 
@@ -181,6 +184,7 @@ class Guard:
             split: How this rank has split a dataset for training and evaluation; likewise. None if that is not known.
             holders: The ranks that are proven to hold the very parameters that this rank's optimizers change, this one
                 included. Only among these, learning rates and schedules must be equal.
+            stage: This rank's stage of a pipeline, from 0. Ranks of one dp_rank and stage must read the same data.
 
         Raises:
             TypeError: If the plan is not a `FitPlan`; nothing is started then.
@@ -206,6 +210,7 @@ class Guard:
             models=models,
             split=split,
             holders=tuple(holders),
+            stage=stage,
         )
         if self.state.world_size == 1:
             self._tell(lambda each: each.fit_started(start, None))
@@ -754,7 +759,11 @@ class Guard:
             self._tell(lambda each: each.failed_alone(error))
         if self.member is None or self._closed:
             return
-        sigterm.wait_if_received()  # the exception may come from a loader's worker that got the signal too
+        if "DataLoader worker" in shutdown.in_words(
+            error
+        ):  # a launcher's signal may reach a worker before this process
+            until(sigterm.received, time.monotonic() + _WORKER_SECONDS)
+        sigterm.wait_if_received()
         if isinstance(error, SystemExit) and not error.code:
             self._exit_early("exited")
             return

@@ -21,7 +21,7 @@ from countoff.core import constants
 from countoff.core.alerts.telling import Telling
 from countoff.core.checks import judge, shows_other_counts
 from countoff.core.checks.lost import absence_by_exit
-from countoff.core.checks.uneven import nothing_to_repeat
+from countoff.core.checks.uneven import WHO_EVALUATES, nothing_to_repeat
 from countoff.core.levels import as_warning, effect
 from countoff.core.protocol.actions import Action, AddOne, Outbox, PrintWarning, WriteEntry
 from countoff.core.protocol.counters import SpanCounters, folded, hash_step
@@ -532,6 +532,10 @@ class State:
             self.find(verdict)
             return
         policy = self.settings.uneven_eval
+        if verdict.subject == WHO_EVALUATES and self.evidence.own_loop and policy not in ("raise", "stop"):
+            self.log.mute()  # what follows from it must not be found again
+            self.note(verdict)
+            return
         # With `stop`, a rank that leaves an evaluation alone would leave the others waiting for its credits.
         if not divergence.evaluation or policy in ("raise", "stop"):
             self.propose(verdict)

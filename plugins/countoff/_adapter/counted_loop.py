@@ -35,6 +35,7 @@ class CountedLoop:
         fit: The fit.
         epoch: Number of the first train epoch.
         steps_of: Returns whether a step of an optimizer belongs to this loop; None: every step does.
+        own: Whether a person writes the loop, and so decides by himself which ranks evaluate.
 
     Attributes:
         fit: The fit.
@@ -55,6 +56,7 @@ class CountedLoop:
         *,
         epoch: int = 0,
         steps_of: Callable[[Any], bool] | None = None,
+        own: bool = False,
     ) -> None:
         self.fit = fit
         self.passes = Passes(fit.guard, epoch=epoch, exhausted=self._learn_length, diverged=self._give_back_if_diverged)
@@ -71,6 +73,7 @@ class CountedLoop:
         self._start_epoch, self._start_step = epoch, 0
         self._plan, self._versions = FitPlan(), dict[str, str]()
         self._steps_of = steps_of
+        self._own = own
         self._release = contextlib.ExitStack()
         self._exit_hooks: ExitHooks | None = None
         self._left: LeftFit | None = None
@@ -137,8 +140,10 @@ class CountedLoop:
             planned = fit.schedules.plans(fit.steps_before)
             wrong_schedule = fit.schedules.begin(fit.steps_before)  # by the length of this rank's loader
             self._begin_fit(plan, planned, loaders)
-        except BaseException:
-            self._release_all()  # the caller gets no handle, and so could not end it
+        except BaseException as error:
+            self._release_all()  # so that nothing of it goes on
+            if not isinstance(error, DivergenceError):  # a verdict has the guard end the process
+                self.guard.close()
             raise
         if record:
             self.guard.resumes.restore(record, Restored(steps=told), compare=compare)
@@ -248,6 +253,7 @@ class CountedLoop:
         loaders: Mapping[str | None, Any] = NO_LOADERS,
     ) -> None:
         self.guard.evidence.optimizers_told = self._steps_of is not None
+        self.guard.evidence.own_loop = self._own
         self.fit.begin(plan, self._versions, schedules, own_length=self.own_length, loaders=loaders)
         if self._exit_hooks is not None:
             self._exit_hooks.register_at_exit()

@@ -40,6 +40,7 @@ class OwnRank:
         dp_rank: The dp_rank of this rank.
         dp_degree: Shares into which the data is cut, at least 1.
         part: Which ranks these are, if they are a part of the job.
+        stage: Its stage of a pipeline, from 0.
     """
 
     rank: int
@@ -47,6 +48,7 @@ class OwnRank:
     dp_rank: int
     dp_degree: int
     part: Part | None = None
+    stage: int = 0
 
 
 def plan_of(facts: LoaderFacts, own: OwnRank, **more: Any) -> FitPlan:
@@ -193,6 +195,7 @@ class Fit:
             models=self._shared_models(),
             split=self._split(loaders),
             holders=() if self.own.world_size == 1 else holders(self.models(), self._optimizers()),
+            stage=self.own.stage,
         )
         self._take_common_length(None)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from countoff.core.ranks import ORDERS, RankMap
 
-__all__ = ["data_position", "dp_position", "loader_position", "rank_map"]
+__all__ = ["data_position", "dp_position", "loader_position", "rank_map", "stage"]
 
 _DATA_DIMS = {name for order in ORDERS.values() for name in order.data_dims} | {
     *("replicate", "shard", "ddp", "hsdp_replicate", "hsdp_shard"),
@@ -21,6 +21,7 @@ _DATA_DIMS = {name for order in ORDERS.values() for name in order.data_dims} | {
     *("dp_shard_mod_ep", "dp_shard_in_ep"),
 }
 _OTHER_DIMS = {name for order in ORDERS.values() for name in order.names} - _DATA_DIMS | {"ep", "etp", "efsdp"}
+_PIPELINE_DIMS = ("pp", "pipe", "pipeline")
 # Dims that combine a data dim with one that shares its data: the data position cannot be computed from them.
 _MIXED_DIMS = {"fsdp", "dp_shard_cp", "dp_cp", "loss"}
 
@@ -70,6 +71,13 @@ def dp_position(mesh: Any, data_dims: Sequence[str] | None = None) -> tuple[int,
         if name in chosen:
             dp_rank = dp_rank * size + int(position)
     return dp_rank, math.prod(size for name, size in zip(names, sizes, strict=True) if name in chosen)
+
+
+def stage(mesh: Any) -> int:
+    """Returns this rank's stage of the pipeline of a ``DeviceMesh``; 0 where it has no dim of that name."""
+    coordinate = mesh.get_coordinate() if mesh is not None else None
+    places = dict(zip(_names(mesh), coordinate, strict=True)) if coordinate is not None else {}
+    return next((int(places[name]) for name in _PIPELINE_DIMS if name in places), 0)
 
 
 def data_position(mesh: Any, *, rank: int, world_size: int) -> tuple[int, int]:

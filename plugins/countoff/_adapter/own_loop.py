@@ -42,6 +42,7 @@ class OwnLoop(ABC):
         self._loop = self._new_loop()
         self._record: Mapping[str, Any] | None = None
         self._planned: Callable[[], list[Any]] = weakly(())  # the loader whose length the fit's plan has
+        self._planned_length: int | None = None
         self._trained_on: Callable[[], list[Any]] = weakly(())
         self._begun_before = False
 
@@ -173,6 +174,10 @@ class OwnLoop(ABC):
         """Tells a loop of its train loader; returns what is known of it. None stands for a loader that is not known."""
 
     @abstractmethod
+    def _epoch_length(self, loader: Any) -> int | None:
+        """Returns the batches of an epoch that a loader reports now, where that calls nothing of the user's."""
+
+    @abstractmethod
     def _begin_fit(self, loop: CountedLoop, loader: Any, facts: LoaderFacts, **known: Any) -> None:
         """Begins the fit.
 
@@ -190,8 +195,12 @@ class OwnLoop(ABC):
         return {"loader": loader, "position": position, "even": even}
 
     def _proves(self, loader: Any, name: str | None) -> bool:
-        """Whether the fit's plan proves the length of a pass: it is one over the loader with which the fit began."""
-        return name is None and any(each is loader for each in self._planned())
+        """Whether the fit's plan proves the length of a pass.
+
+        It is one over the loader with which the fit began, and that has not changed its batch size since.
+        """
+        planned = name is None and any(each is loader for each in self._planned())
+        return planned and self._epoch_length(loader) == self._planned_length
 
     def _begin(self, loader: Any) -> None:
         if not self._settings.enabled or not self._loop.ended:
@@ -202,6 +211,7 @@ class OwnLoop(ABC):
         loop, record = self._loop, self._record
         facts = self._tell_of(loop, loader)
         self._planned = weakly(() if loader is None else (loader,))
+        self._planned_length = facts.reported_batches
         self._begin_fit(loop, loader, facts, record=record, compare=not self._begun_before)
         self._record, self._begun_before = None, True
 

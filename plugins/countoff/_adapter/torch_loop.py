@@ -13,7 +13,7 @@ from countoff._adapter.evaluation_totals import EvaluationTotals, evaluation_fac
 from countoff._adapter.even_loaders import proven_length, saves_state
 from countoff._adapter.fit import Fit, OwnRank, plan_of
 from countoff._adapter.forward_passes import check_modules, count_forward_passes
-from countoff._adapter.mesh_position import dp_position, loader_position
+from countoff._adapter.mesh_position import dp_position, loader_position, stage
 from countoff._adapter.own_loop import OwnLoop
 from countoff._adapter.sampling import known_length
 from countoff._adapter.schedule_watch import Schedule
@@ -85,7 +85,7 @@ class TorchLoop(OwnLoop):
         part = part_of(group) if settings.enabled else None
         ranks = range(world_size) if part is None else part.ranks
         dp_rank, dp_degree = _position(mesh, data_dims, rank, ranks)
-        self._own = OwnRank(rank, len(ranks), dp_rank, dp_degree, part)
+        self._own = OwnRank(rank, len(ranks), dp_rank, dp_degree, part, stage(mesh))
         self._words, self._packages = words, packages
         self._optimizers, self._schedulers = weakly(_listed(optimizer)), weakly(_listed(scheduler))
         self._models = weakly(_listed(model))
@@ -112,7 +112,7 @@ class TorchLoop(OwnLoop):
             models=self._models,
         )
         named = self._optimizers()
-        loop = CountedLoop(fit, steps_of=NamedOptimizers(named) if named else None)
+        loop = CountedLoop(fit, steps_of=NamedOptimizers(named) if named else None, own=True)
         facts_of = functools.partial(
             evaluation_facts, dp_rank=self._own.dp_rank, dp_degree=self._own.dp_degree, reported_is_cap=False
         )
@@ -142,6 +142,9 @@ class TorchLoop(OwnLoop):
         loop.fit.watch_schedules(map(Schedule.of, self._schedulers()), source_batches=facts.reported_batches)
         loop.until_end(count_forward_passes(self._models(), loop.micro_batch))
         loop.begin(plan, versions(*self._packages), loaders={None: source}, **known)
+
+    def _epoch_length(self, loader: Any) -> int | None:
+        return known_length(self._source(loader))
 
     def _source(self, loader: Any) -> Any:
         """Returns the loader that the user has made."""

@@ -35,6 +35,7 @@ class FitStart:
         own_length: What `len` of that loader gives now, where that is right now.
         models: The parameters that this rank must hold alike with others.
         holders: The ranks that hold the very parameters that this rank's optimizers change.
+        stage: This rank's stage of a pipeline. The first stage may read inputs where the last one reads labels.
         split: How this rank has split a dataset for training and evaluation; None if that is not known.
     """
 
@@ -45,6 +46,7 @@ class FitStart:
     own_length: int | None = None
     models: Sequence[SharedModel] = ()
     holders: tuple[int, ...] = ()
+    stage: int = 0
     split: SplitSample | None = None
 
 

@@ -113,6 +113,7 @@ class DataIdentity(Check):
         self.is_whole = False
         self.elements: FirstElements | None = None
         self.dp_rank = state.rank
+        self._stage = 0
         self.dp_degree = state.world_size
         self.order: tuple[int, int, int, int] | None = None
         self._state = state
@@ -135,6 +136,7 @@ class DataIdentity(Check):
         self._streams_told = False
         self.dp_rank = self._state.rank if plan.dp_rank is None else plan.dp_rank
         self.dp_degree = self._state.world_size if plan.dp_degree is None else plan.dp_degree
+        self._stage = start.stage
 
     @property
     def complete(self) -> bool:
@@ -250,6 +252,7 @@ class DataIdentity(Check):
             return
         record = {
             "dp_rank": self.dp_rank,
+            "stage": self._stage,
             "is_sharded": self._is_sharded,
             "first": self._first,
             "prints": list(self.prints),
@@ -280,8 +283,9 @@ def judge_data(span: str, records: Mapping[int, Mapping[str, Any]]) -> list[Verd
 
     Args:
         span: Its name.
-        records: By rank: its `dp_rank`, the number of the `first` batch read (from 1), the `prints` of the batches
-            (none if they could not be read), whether these are `informative`, and whether its data `is_sharded`.
+        records: By rank: its `dp_rank`, its `stage` of a pipeline where it has one, the number of the `first` batch
+            read (from 1), the `prints` of the batches (none if they could not be read), whether these are
+            `informative`, and whether its data `is_sharded`.
 
     Returns:
         At most one `DuplicateData` and one `PeersDiffer`.
@@ -334,13 +338,13 @@ def _readers(ranks: Sequence[int], dp_ranks: Sequence[int]) -> str:
 
 
 def _differences(span: str, records: Mapping[int, Mapping[str, Any]]) -> Verdict | None:
-    first_of: dict[int, int] = {}
+    first_of: dict[tuple[int, int], int] = {}
     for rank, record in sorted(records.items()):
         prints = record["prints"]
         if not prints:
             continue
         dp_rank = int(record["dp_rank"])
-        other = first_of.setdefault(dp_rank, rank)
+        other = first_of.setdefault((dp_rank, int(record.get("stage", 0))), rank)
         standing = records[other]
         pairs = zip(standing["prints"], prints, strict=False)
         unequal = [number for number, (one, two) in enumerate(pairs) if one != two]

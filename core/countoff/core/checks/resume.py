@@ -334,7 +334,7 @@ class Resumes(Check):
         if span is self._span:  # `DataIdentity` has been told before
             if self._resumes_here and not self._judged and self._goes_beyond(span):
                 self._judge_data()
-            self._was_left = reason == "stopped" and not span.ends
+            self._was_left = self._state.evidence.own_loop and reason == "stopped" and not span.ends
             if not self._was_left:
                 self._span, self._resumes_here, self._epoch = None, False, self._epoch + 1
 

@@ -97,6 +97,8 @@ def _library() -> ctypes.CDLL | None:
     """The C library, where its actions are known to look as `_Action` does."""
     if sys.platform != "linux" or platform.machine() not in _MACHINES:
         return None
+    if os.getpid() == 1:  # of its container: the kernel ignores the default action, so nothing would end this process
+        return None
     return ctypes.CDLL(None, use_errno=True)
 
 

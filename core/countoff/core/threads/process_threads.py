@@ -226,6 +226,8 @@ class ProcessThreads:
         # A `wait` without need would have to be interrupted to leave, and breaks where rank 0 leaves with its store.
         # No rank that leaves after another one writes an entry, which would end it.
         leaving = finished or all(state.finished or state.left is not None for state in waiting)
+        if leaving and channel.is_over():  # torch would print a trace of C++ for a call now
+            return False
         if leaving and not (waiting and channel.has(f"log/{index}")):
             link.arrived()
             self._woken.wait(self._pause)
@@ -257,7 +259,8 @@ class ProcessThreads:
             while self._turn(channel):
                 link.last_turn_seconds = time.monotonic() - link.busy_since
                 link.busy_since = 0.0
-            self.lifelines.withdraw(channel)
+            if not channel.is_over():
+                self.lifelines.withdraw(channel)
         except Exception as error:  # whatever the store does, training goes on or is told why not
             self.connected.set()
             for member in self._all():  # this rank may send nothing from here on: that is no death
@@ -274,6 +277,8 @@ class ProcessThreads:
         speakers: list[Speaker | None] = []
         with contextlib.suppress(queue.Empty):
             speakers.append(ready.get(self._seconds_until_due()))
+        if self._has_left(channel):
+            return False
         link.busy_since = time.monotonic()
         for speaker in speakers:
             if speaker is None:
@@ -294,6 +299,11 @@ class ProcessThreads:
                 link.heartbeats.report_silence(part, member.state, self.lifelines.vouches)
         link.heartbeats.prune(channel, lambda: not ready)
         return True
+
+    def _has_left(self, channel: Channel) -> bool:
+        """Whether the store's host has left, after the fits of all guards: torch would print a trace for a call now."""
+        members = self._all()
+        return bool(members) and all(member.state.finished for member in members) and channel.is_over()
 
     def _is_due(self, at: float) -> bool:
         overdue = time.monotonic() - at

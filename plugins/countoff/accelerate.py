@@ -114,6 +114,9 @@ class Countoff(OwnLoop):
             loop.may_resume = bool(loader.use_stateful_dataloader)
         return facts
 
+    def _epoch_length(self, loader: Any) -> int | None:
+        return reading.reported_batches(loader)
+
     def _begin_fit(self, loop: CountedLoop, loader: Any, facts: LoaderFacts, **known: Any) -> None:
         accelerator = self._accelerator()
         source_batches = source_length(loader) if is_prepared(loader) and facts.reported_batches is not None else None

@@ -57,6 +57,13 @@ def train_facts(accelerator: Any, loader: Any, *, epochs: int | None, max_steps:
     return replace(facts, reported_batches=epoch_length(loader))
 
 
+def reported_batches(loader: Any) -> int | None:
+    """Returns the batches of an epoch that a loader reports, where that calls nothing that a pass would not call."""
+    if not is_prepared(loader):
+        return known_length(loader)
+    return epoch_length(loader) if asks_for_length(loader) else None
+
+
 def common_length(facts: LoaderFacts) -> int | None:
     """Returns the batches of an epoch on which all ranks must agree; None if they may differ.
 

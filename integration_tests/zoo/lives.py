@@ -146,8 +146,7 @@ def fit_of_one_rank_between(options):
     return outcome
 
 
-def _fit_in(group, options, seed, counts):
-    model = DistributedDataParallel(network(seed).eval(), process_group=group)  # dropout draws from one generator
+def _fit_in(group, options, seed, model, counts):
     loader = sharded(48 + 16 * seed, seed=seed, generator=torch.Generator())
     optimizer = sgd(model)
     with Countoff(optimizer=optimizer, group=group, **options) as countoff:
@@ -159,8 +158,11 @@ def two_fits_in_two_threads(options):
     """Two threads of each rank fit two models, of other lengths, at once; each has a group of all ranks."""
     groups = [dist.new_group([0, 1]) for _ in range(2)]
     found = {}
+    # Without dropout, which draws from one generator.
+    models = [DistributedDataParallel(network(seed).eval(), process_group=group) for seed, group in enumerate(groups)]
     threads = [
-        threading.Thread(target=_fit_in, args=(group, options, seed, found)) for seed, group in enumerate(groups)
+        threading.Thread(target=_fit_in, args=(group, options, seed, model, found))
+        for seed, (group, model) in enumerate(zip(groups, models, strict=True))
     ]
     for thread in threads:
         thread.start()

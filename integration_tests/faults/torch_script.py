@@ -63,10 +63,10 @@ def resume_wrongly(behavior: RankBehavior) -> None:
         "F23": {"restored": "moc"},
     }[behavior.fault]
     run = Run(behavior.fault, ranks=world_size(), **how)
-    first = Job(run, Path("saved.pt"), **behavior.options)
+    first = Job(run, Path("saved.pt"))
     first.train((0, 0), run.saved_at)
     first.countoff.close()
-    second = Job(run, Path("saved.pt"), start_epoch=run.start_epoch, **behavior.options)
+    second = Job(run, Path("saved.pt"), start_epoch=run.start_epoch)
     second.load()
     second.train(run.place, None)
     second.countoff.close()

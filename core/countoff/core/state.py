@@ -99,6 +99,7 @@ class State:
         printing: Whether some thread has begun to print the verdict.
         known_at: When `end` became known here, in seconds since the epoch.
         notices: Warnings of all ranks, which ended nothing.
+        host_left_at: When the first rank, which may host the store, has said goodbye, by `time.monotonic()`.
         left: The first rank known to have closed its guard before its fit had ended; None if there is none.
         readers: What reads an entry of the log that a check has written, by its type. It returns what the entry does,
             and raises KeyError, TypeError or ValueError if it is none.
@@ -140,6 +141,7 @@ class State:
     finished: bool = False
     printing: bool = False
     known_at: float = 0.0
+    host_left_at: float = 0.0
     notices: list[Verdict] = field(default_factory=list[Verdict])
     left: int | None = None
     readers: dict[str, Callable[[Mapping[str, Any]], Callable[[], None]]] = field(default_factory=dict[str, Any])
@@ -448,7 +450,7 @@ class State:
             case str(kind) if kind in self.readers:
                 return self.readers[kind](entry)
             case "goodbye" if entry["rank"] in self.ranks:
-                return lambda: self._receive_goodbye(entry["rank"])
+                return lambda: self._receive_goodbye(entry["rank"], ended=entry.get("ended") is True)
             case _:
                 return lambda: None
 
@@ -500,10 +502,11 @@ class State:
             if self.leads:
                 self.outbox.put(PrintWarning(notice))
 
-    def _receive_goodbye(self, rank: int) -> None:
-        if self.left is None:
+    def _receive_goodbye(self, rank: int, *, ended: bool) -> None:
+        if self.left is None and not ended:
             self.left = rank
         if rank == self.ranks[0]:  # it may host the store
+            self.host_left_at = time.monotonic()
             self._finish()
 
     def _receive_absence(self, absence: Absence) -> None:

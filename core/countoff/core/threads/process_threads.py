@@ -41,6 +41,8 @@ _FIRST_LOOK_SECONDS = 0.1
 TEND_SECONDS = 1.0
 """Between two looks at the lifelines."""
 _FINISHED_POLL_SECONDS = 0.02
+_LEAVING_SECONDS = 0.5
+"""So long nothing is asked of the store once its host has said goodbye: a call that its end meets prints a trace."""
 _LEFT_POLL_SECONDS = 0.5
 _SILENT_SECONDS = 5.0
 _ALERT_SECONDS = 1.0
@@ -226,6 +228,8 @@ class ProcessThreads:
         # A `wait` without need would have to be interrupted to leave, and breaks where rank 0 leaves with its store.
         # No rank that leaves after another one writes an entry, which would end it.
         leaving = finished or all(state.finished or state.left is not None for state in waiting)
+        if leaving and self._host_leaves():
+            self._woken.wait(_LEAVING_SECONDS)
         if leaving and channel.is_over():  # torch would print a trace of C++ for a call now
             return False
         if leaving and not (waiting and channel.has(f"log/{index}")):
@@ -277,6 +281,8 @@ class ProcessThreads:
         speakers: list[Speaker | None] = []
         with contextlib.suppress(queue.Empty):
             speakers.append(ready.get(self._seconds_until_due()))
+        if self._host_leaves() and not self._ready:
+            return True
         if self._has_left(channel):
             return False
         link.busy_since = time.monotonic()
@@ -299,6 +305,11 @@ class ProcessThreads:
                 link.heartbeats.report_silence(part, member.state, self.lifelines.vouches)
         link.heartbeats.prune(channel, lambda: not ready)
         return True
+
+    def _host_leaves(self) -> bool:
+        """Whether the rank that may host the store has just said goodbye, after the fits of all guards."""
+        states, now = [member.state for member in self._all()], time.monotonic()
+        return bool(states) and all(state.finished and now - state.host_left_at < _LEAVING_SECONDS for state in states)
 
     def _has_left(self, channel: Channel) -> bool:
         """Whether the store's host has left, after the fits of all guards: torch would print a trace for a call now."""
@@ -328,6 +339,8 @@ class ProcessThreads:
         return done
 
     def _seconds_until_due(self) -> float:
+        if self._host_leaves():
+            return _LEAVING_SECONDS
         looks = [member.speaker.seconds_until_look for member in self._all()]
         due = max(0.0, min(self._next_heartbeat, self._next_tending) - time.monotonic())
         return min([due, *(seconds for seconds in looks if seconds is not None)])

@@ -230,11 +230,14 @@ class Speaker:
         """Tells the others that this rank closes the guard; returns an event that is set once none waits for it.
 
         Where its fit has not ended, the log must hold a goodbye, which ends the listeners' waits. The first one does,
-        whoever writes it, and so does rank 0's, with which the store may go.
+        whoever writes it, and so does rank 0's, with which the store may go. So rank 0 says goodbye in the log also
+        where its fit has ended.
         """
         state, told = self.state, threading.Event()
         self.hand(lambda channel: (say_goodbye(channel, state.rank), told.set()))
-        if not state.finished:
+        if state.finished and state.leads:
+            self.hand(self.append({**goodbye_entry(state.rank), "ended": True}))
+        elif not state.finished:
             self.hand(self.append(goodbye_entry(state.rank), lambda: not state.leads and state.left is not None))
         return told
 

@@ -130,6 +130,8 @@ class Deaths:
 def process_stat(pid: int) -> tuple[str, int]:
     """State letter and start time in clock ticks since boot; ("", 0) if there is no such process or no /proc.
 
+    A process whose first thread has ended is a zombie while its other threads go on: that one sleeps.
+
     Raises:
         OSError: If that cannot be told.
     """
@@ -138,7 +140,8 @@ def process_stat(pid: int) -> tuple[str, int]:
             fields = stat.read().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return "", 0
-    return fields[0], int(fields[19])
+    letter, threads = fields[0], int(fields[17])
+    return "S" if letter == "Z" and threads > 1 else letter, int(fields[19])
 
 
 def _own_beginning() -> int:
@@ -159,9 +162,12 @@ def began_at() -> float:
 
 
 def host_id() -> str:
-    """Equal for two processes that see each other's pids: same boot, same pid namespace."""
+    """Equal for two processes that see each other's pids: same boot, same pid namespace.
+
+    Where that cannot be told, it is that of this process alone: heartbeats decide then.
+    """
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as boot:
             return f"{boot.read().strip()[:13]}-{os.readlink('/proc/self/ns/pid')[5:-1]}"
     except OSError:
-        return platform.node()
+        return f"{platform.node()}-{os.urandom(6).hex()}"

@@ -37,6 +37,7 @@ TRY_SECONDS = 6.0
 """One try to connect; longer than a lost look-up of a name (5 s)."""
 _connecting: dict[int, threading.Lock] = {}
 """By port: held while this process connects to it."""
+os.register_at_fork(after_in_child=_connecting.clear)  # a thread that is not there may hold one
 
 
 class ChannelError(RuntimeError):

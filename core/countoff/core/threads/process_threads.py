@@ -49,6 +49,7 @@ _ALERT_SECONDS = 1.0
 """So long after a rank of this host has ended, the watchdog looks often: the launcher is about to end the others."""
 _ALERT_LOOK_SECONDS = 0.01
 _lock = threading.Lock()
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 _Key = tuple[int, int, str]  # process, because a forked one has no threads; rank, because tests have several; nonce
 _links: dict[_Key, Link] = {}
 _running: weakref.WeakValueDictionary[_Key, ProcessThreads] = weakref.WeakValueDictionary()

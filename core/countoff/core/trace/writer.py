@@ -31,6 +31,7 @@ MOST_BYTES = 64 << 20
 CLOSE_SECONDS = 1.5
 """After so long the process goes on without the rest of its trace."""
 _lock = threading.Lock()
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 writers: dict[tuple[int, int, str], Writer] = {}
 failed: set[tuple[int, str]] = set()
 """Ranks and directories whose trace has ended early. No later fit of the process tries again: it might wait again."""

@@ -62,7 +62,8 @@ def counted(run: Run) -> tuple[str, int, int]:
         start_step=run.start_step[own_rank()],
         gradient_accumulation_steps=run.accumulation,
     )
-    batches = countoff.train(iter(lambda: get_batch(generator), None))
+    before = run.start_step[own_rank()] * run.accumulation
+    batches = countoff.train(iter(lambda: get_batch(generator), None), position=before)
     batch = next(batches)
     for _ in range(run.steps[own_rank()]):
         for micro_step in range(run.accumulation):

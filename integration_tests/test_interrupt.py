@@ -131,7 +131,7 @@ def test_a_rank_blocked_outside_collectives_ends_too(run_ranks, ranks):
     """A rank that is blocked in a lock ends with countoff's own exit code."""
     results = run_ranks(waits_for_a_lock, ranks, expect=None, deadline_seconds=60, finalise=True)
     assert results[0].exit_code == EXIT_CODE, results[0]
-    assert_named(results, "UnevenBatches", [0, 1], "rank 1 began evaluation after 2 train batches")
+    assert_named(results, "UnevenBatches", [0, 1], "rank 1 began validation after 2 train batches")
 
 
 def cut_without_a_group() -> int:

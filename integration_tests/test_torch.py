@@ -82,7 +82,7 @@ def test_an_evaluation_one_step_early_is_named(run_ranks):
     """A rank that evaluates one batch early is named."""
     results = run_ranks(loops.evaluates_early, 2, expect=None)
     assert_named(
-        results, "UnevenBatches", [0, 1], "rank 0 began evaluation after 4 train batches; rank 1 has begun batch 5"
+        results, "UnevenBatches", [0, 1], "rank 0 began validation after 4 train batches; rank 1 has begun batch 5"
     )
 
 
@@ -136,7 +136,7 @@ def test_an_undeclared_evaluation_on_rank_0_alone_is_explained(run_ranks):
     """The verdict on an undeclared evaluation of rank 0 alone gives `uneven_eval='off'` as the remedy."""
     results = run_ranks(loops.evaluates_on_rank_0, 2, False, expect=None)
     for result in results:
-        assert "rank 0 began evaluation" in result.output, result
+        assert "rank 0 began validation" in result.output, result
         assert "Countoff(..., uneven_eval='off')" in "\n".join(verdict_lines(result)), result
 
 
@@ -153,6 +153,6 @@ def test_an_uneven_evaluation_can_be_a_verdict(run_ranks):
     for result in run_ranks(loops.uneven_eval, 2, [3, 2], "raise", expect=None):
         text = "\n".join(verdict_lines(result))
         assert "countoff: UnevenBatches: " in text, result
-        assert "rank 1 ran out of data after 2 batches of evaluation" in text, result
+        assert "rank 1 ran out of data after 2 batches of validation" in text, result
         assert "rank 0 " in text, result
         assert result.exit_code != 0

@@ -87,7 +87,7 @@ def test_two_loaders_in_turn_and_an_evaluation_are_even(run_ranks):
     """Each of two train loaders ends everywhere at its shortest, and so does an evaluation with a collective each."""
     results = run_ranks(even_loops.two_loaders, 2)
     assert [result.value for result in results] == [[5, 2, 5, 3]] * 2
-    assert "Truncated: evaluation stopped on every rank after 3 batches" in results[0].output
+    assert "Truncated: validation stopped on every rank after 3 batches" in results[0].output
 
 
 def test_a_rank_that_cannot_listen_yet_is_kept_even(run_ranks):

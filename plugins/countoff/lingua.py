@@ -116,6 +116,9 @@ class Countoff(OwnLoop):
     def _tell_of(self, loop: CountedLoop, loader: Any) -> LoaderFacts:
         return self._facts
 
+    def _epoch_length(self, loader: Any) -> int | None:
+        return None  # the data has no end
+
     def _begin_fit(self, loop: CountedLoop, loader: Any, facts: LoaderFacts, **known: Any) -> None:
         position = [loop.passes.epoch, self._start_batches, self._start_step]
         loop.begin(plan_of(facts, self._own, position=position), versions(), **known)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -158,15 +158,6 @@ class CountedLoop:
         """Says whether passes that begin from here on, micro-batches and weights are compared with other ranks'."""
         self.passes.settle()
         self.passes.comparing, self.fit.trains_apart = comparing, not comparing
-
-    @contextlib.contextmanager
-    def uncounted(self) -> Iterator[None]:
-        """A context in which nothing is compared with other ranks, for what may be uneven on purpose."""
-        self.compare(False)
-        try:
-            yield
-        finally:
-            self.compare(True)
 
     def progress(self) -> dict[str, float]:
         """Returns the true totals as known by now, and this rank's progress, under the names of the logged metrics."""

@@ -484,11 +484,12 @@ def test_a_loop_is_the_same_where_countoff_is_off() -> None:
 
 
 def test_bad_arguments_are_refused_at_once() -> None:
-    for refused, error in (
+    cases: list[tuple[dict[str, Any], type[Exception]]] = [
         ({"uneven_train": "halt"}, SettingsError),
         ({"dataset_size": 0}, ValueError),
         ({"model": 5}, TypeError),
-    ):
+    ]
+    for refused, error in cases:
         with pytest.raises(error):
             Countoff(**refused)
     assert active_loops() == []
@@ -512,8 +513,8 @@ def test_steps_of_the_named_optimizers_are_counted() -> None:
 def test_steps_before_a_checkpoint_are_those_of_the_record_or_those_that_are_told() -> None:
     optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1)
 
-    def steps_after(record: Any, **told: int) -> Any:
-        countoff = Countoff(optimizer=optimizer, **told)
+    def steps_after(record: Any, start_step: int = 0) -> Any:
+        countoff = Countoff(optimizer=optimizer, start_step=start_step)
         countoff.load_state_dict(record)
         for _ in countoff.train(loader()):
             optimizer.step()

@@ -58,9 +58,8 @@ def test_loaders_of_fabric_and_others_are_counted(fabric: Any) -> None:
 def test_the_length_of_the_loader_inside_is_known(fabric: Any) -> None:
     """By that the run's length is: Fabric's loader tells none that is sure to be torch's."""
     countoff = Countoff(fabric, epochs=3)
-    for _ in countoff.train(fabric.setup_dataloaders(DataLoader(DATA, batch_size=2))):
-        values = countoff.progress()
-        break
+    next(countoff.train(fabric.setup_dataloaders(DataLoader(DATA, batch_size=2))))
+    values = countoff.progress()
     assert (values["countoff/batches_per_epoch"], values["countoff/total_steps"]) == (3, 9)
 
 

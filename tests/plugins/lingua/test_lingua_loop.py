@@ -26,7 +26,8 @@ def _closed() -> Iterator[None]:
 
 
 def made(**more: Any) -> Countoff:
-    return Countoff(ARGS, mesh=MESH, **{"dp_rank": 0, "dp_degree": 1, **more})
+    given: dict[str, Any] = {"dp_rank": 0, "dp_degree": 1, **more}
+    return Countoff(ARGS, mesh=MESH, **given)
 
 
 def test_the_data_is_one_epoch_that_goes_on_at_the_checkpoints_step() -> None:

@@ -279,7 +279,12 @@ def equipped(
         put(LOOKAHEAD=case.lookahead)
         options: dict[str, Any] = {"uneven_train": _POLICY.get(mode, "raise")}
         with Countoff(**options) as countoff:
-            yield countoff.train(loader), _nothing
+            batches: Any = countoff.train(loader)
+            if mode == STOP_PROVEN:
+                len(batches)  # begins the fit with the loader, whose length it proves
+            else:
+                countoff.start()  # the roll call is not timed
+            yield batches, _nothing
 
 
 def _nothing() -> None:

@@ -152,8 +152,11 @@ def plain_costs(size: Size) -> dict[str, Samples]:
     def passes(name: str, options: dict[str, Any] | None) -> dict[str, float]:
         countoff = None if options is None else plain.Countoff(optimizer=optimizer, **options)
         batches = (each for each in loader) if name == GENERATOR else loader
+        if countoff is not None:
+            countoff.start()  # the roll call is not timed
+            batches = countoff.train(loader)
         model.on_train_epoch_start()
-        for number, batch in enumerate(batches if countoff is None else countoff.train(loader), 1):
+        for number, batch in enumerate(batches, 1):
             model.training_step(batch).backward()
             optimizer.step()
             optimizer.zero_grad()

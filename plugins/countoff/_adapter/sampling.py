@@ -41,6 +41,7 @@ _DEPTH = 32
 _ASKING = (BatchSampler, DistributedSampler, RandomSampler, SequentialSampler)
 _SIZED = (*_ASKING, SubsetRandomSampler, WeightedRandomSampler)
 _ASKING_OF_ACCELERATE = ("BatchSamplerShard", "SeedableRandomSampler", "SkipBatchSampler")
+_ASKING_OF_TORCHDATA = ("BatchSampler", "RandomSampler")
 """Samplers that ask the dataset for its length, or hold one that does; of `_SIZED`, some know one of their own."""
 
 
@@ -117,7 +118,7 @@ def asks_for_length(loader: Any) -> bool:
 
     An iterable dataset may compute its length, and once it is known torch warns of a pass that has more.
     """
-    asking = (*_ASKING, *accelerate_classes(*_ASKING_OF_ACCELERATE))
+    asking = (*_ASKING, *_asking_of_libraries())
     samplers = [] if isinstance(loader.dataset, IterableDataset) else list(samplers_of(loader))[1:]
     return bool(samplers) and all(type(each) in asking for each in samplers)
 
@@ -132,12 +133,21 @@ def known_length(loader: Any) -> int | None:
         return len(loader)
     if not issubclass(kind, DataLoader) or not (of_library(kind.__len__) and of_library(kind.__iter__)):
         return None
-    known = (*_SIZED, *accelerate_classes(*_ASKING_OF_ACCELERATE))
+    known = (*_SIZED, *_asking_of_libraries())
     samplers = [] if isinstance(loader.dataset, IterableDataset) else list(samplers_of(loader))[1:]
     return reported_length(loader) if samplers and all(type(each) in known for each in samplers) else None
 
 
 def accelerate_classes(*names: str) -> tuple[type, ...]:
     """Returns classes of Accelerate, if it has been imported."""
-    module = sys.modules.get("accelerate.data_loader")
-    return tuple(getattr(module, name) for name in names if hasattr(module, name))
+    return _classes_of("accelerate.data_loader", names)
+
+
+def _asking_of_libraries() -> tuple[type, ...]:
+    torchdata = _classes_of("torchdata.stateful_dataloader.sampler", _ASKING_OF_TORCHDATA)
+    return (*accelerate_classes(*_ASKING_OF_ACCELERATE), *torchdata)
+
+
+def _classes_of(module: str, names: tuple[str, ...]) -> tuple[type, ...]:
+    imported = sys.modules.get(module)
+    return tuple(getattr(imported, name) for name in names if hasattr(imported, name))

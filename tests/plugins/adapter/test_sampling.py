@@ -170,6 +170,14 @@ def test_a_length_is_known_where_only_torchs_and_accelerates_classes_are_asked(l
     assert known_length(loader) == length
 
 
+@pytest.mark.parametrize("known", [{}, {"shuffle": True}, {"sampler": SubsetRandomSampler([1, 2])}])
+def test_the_length_of_torchdatas_loader_is_known_as_torchs(known: dict[str, Any]) -> None:
+    """It has samplers of its own."""
+    stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+    assert known_length(stateful(DATA, batch_size=8, **known)) == len(DataLoader(DATA, batch_size=8, **known))
+    assert known_length(stateful(DATA, sampler=Own())) is None
+
+
 @pytest.mark.parametrize(
     "loader",
     [

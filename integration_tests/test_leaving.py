@@ -269,27 +269,34 @@ def begins_several(way: str) -> None:
         dist.barrier()
 
 
-def test_the_fits_of_a_process_share_their_threads(run_ranks):
-    """There are three threads for any number of fits, and none once the last one has ended."""
+def test_the_guards_of_a_process_share_their_threads(run_ranks):
+    """There are three threads for any number of guards of the same ranks, and none once the last one has ended."""
     three = ["countoff listener", "countoff speaker", "countoff watchdog"]
-    results = run_ranks(begins_many, 2)
+    results = run_ranks(has_many_guards, 2)
     assert [result.value for result in results] == [(three, [5] * 7, three, [])] * 2, results
     assert not any(verdict_lines(result) for result in results), results
 
 
-def begins_many() -> tuple[Any, ...]:
+def has_many_guards() -> tuple[Any, ...]:
     dist.init_process_group("gloo")
-    fits = in_groups(7)
+    guards = [Guard(Settings(), rank=own_rank(), world_size=2) for _ in range(7)]
+    for guard in guards:
+        guard.fit_start(FitPlan())
     found: list[Any] = [sorted(threads())]
-    for fit in fits:
-        for _ in fit.train(even_loader(40)):
+    for guard in guards:
+        guard.train_start(0)
+        for _ in range(5):
+            guard.batch()
             dist.barrier()
-    found.append([fit.guard.train_batches for fit in fits])
-    kept = fits.pop(own_rank())  # the last one that is open is not the same on all ranks
-    for fit in fits:
-        fit.close()
+        guard.train_end("exhausted")
+    found.append([guard.train_batches for guard in guards])
+    kept = guards.pop(own_rank())  # the last one that is open is not the same on all ranks
+    for guard in guards:
+        guard.fit_end()
+        guard.close()
     found.append(sorted(threads()))
     dist.barrier()
+    kept.fit_end()
     kept.close()
     return (*found, threads())
 

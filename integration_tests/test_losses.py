@@ -49,12 +49,6 @@ def all_retry() -> list[Any]:
     return [retried("off"), retried("plain"), retried("accelerated")]
 
 
-def countoff_of(kind: str) -> Any:
-    if kind == "accelerated":
-        return countoff.accelerate.Countoff(Accelerator(cpu=True), lost_seconds=0.4)
-    return Countoff(enabled=kind != "off", lost_seconds=0.4)
-
-
 def retried(kind: str) -> tuple[str, str]:
     """The weights and the random state after a training of which every rank has caught two exceptions."""
     torch.manual_seed(own_rank())
@@ -62,9 +56,13 @@ def retried(kind: str) -> tuple[str, str]:
         model, optimizer = model_and_optimizer()
         loader = even_loader(40)
         if kind == "accelerated":
-            loader = Accelerator(cpu=True).prepare(DataLoader(loader.dataset, batch_size=4))
+            accelerator = Accelerator(cpu=True)
+            loader = accelerator.prepare(DataLoader(loader.dataset, batch_size=4))
+            made: Any = countoff.accelerate.Countoff(accelerator, lost_seconds=0.4)
+        else:
+            made = Countoff(enabled=kind != "off", lost_seconds=0.4)
         try:
-            with countoff_of(kind) as fit:
+            with made as fit:
                 for number, batch in enumerate(fit.train(loader)):
                     if size > 1 and number == 1:
                         time.sleep(1.5 * (own_rank() == dist.get_world_size() - 1))

@@ -173,15 +173,12 @@ def test_a_loader_with_a_state_resumes_in_accelerate(run_ranks):
         assert parts == whole
 
 
-def test_the_state_of_a_loader_is_that_of_the_loop_until_the_handle_ends(run_ranks):
+def test_the_state_of_a_loader_is_that_of_the_loop(run_ranks):
     """It counts what the loop has got, in a pass and after it, also for a loader of one's own and in Fabric."""
-    env = {"COUNTOFF_UNEVEN_TRAIN": "stop"}
-    results = run_ranks(stateful_loaders.saved, 2, [9, 7], env=env, deadline_seconds=120)
+    results = run_ranks(stateful_loaders.saved, 2, [9, 7], deadline_seconds=120)
     for rank, result in enumerate(results):
         whole = [1000.0 * rank + number for number in range(7)]
-        resumed, loaded = result.value
-        assert loaded == {"position": 3}
-        for name, found in resumed.items():
+        for name, found in result.value.items():
             within = [whole[done:] for done in (1, 4, 6)]
             if name.startswith("own"):  # it cannot be told that what a longer rank has left is not to be taken
                 left = [] if "iterator" in name else [[7.0, 8.0], [1000.0, 1001.0]][rank]  # rank 1 begins again

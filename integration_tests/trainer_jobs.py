@@ -20,7 +20,7 @@ from integration_tests import devices
 from integration_tests.accelerate_jobs import CountingSGD, SizedStream, Stream
 from integration_tests.constants import taken
 from integration_tests.jobs import BATCH_SIZE, digits, own_rank, weights
-from integration_tests.objects import assert_gone, differences, seen, trace
+from integration_tests.objects import assert_gone_soon, differences, seen, trace
 
 
 class Digits(Dataset[Any]):
@@ -349,7 +349,7 @@ def objects_without_and_with() -> dict[str, Any]:
         plain = objects_during_and_after(replace(job, options=None), fails)
         counted = objects_during_and_after(job, fails)
         assert [differences(*each) for each in zip(plain, counted, strict=True)] == [{}, {}]
-        assert_gone(before, left())
+        assert_gone_soon(before, left)
     uneven = Job(batches=[4, 5], args={"accelerator_config": {"dispatch_batches": False}, "max_steps": 1000})
     objects_during_and_after(uneven)
     after = left()

@@ -81,7 +81,7 @@ def main():
     model = DistributedDataParallel(network)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
 
-    countoff = Countoff(optimizer=optimizer, batch_size=MINIBATCH)
+    countoff = Countoff(model=model, optimizer=optimizer, batch_size=MINIBATCH)
     for _ in range(ITERATIONS):
         rollouts.play(network)  # nothing is counted here, and no collective is in it
         for _ in range(PASSES):

@@ -64,7 +64,7 @@ def main():
     model = DistributedDataParallel(network)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 
-    countoff = Countoff(optimizer=optimizer)
+    countoff = Countoff(model=model, optimizer=optimizer)
     accuracy = 0.0
     for _ in range(EPOCHS):
         for images, labels in countoff.train(train_loader):

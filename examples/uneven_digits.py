@@ -53,7 +53,7 @@ def main():
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 
     batches = [0] * EPOCHS
-    with Countoff(optimizer=optimizer, uneven_train=uneven_train) as countoff:
+    with Countoff(model=model, optimizer=optimizer, uneven_train=uneven_train) as countoff:
         for epoch in range(EPOCHS):
             for batch_images, batch_labels in countoff.train(loader):
                 cross_entropy(model(batch_images), batch_labels).backward()

@@ -14,7 +14,7 @@ The dp_rank is the one that lingua's own line computed, so a wrong factor in tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from countoff._adapter.requirements import needs
@@ -22,7 +22,7 @@ from countoff._adapter.requirements import needs
 with needs("PyTorch", facade="countoff.lingua", install="'countoff[torch]'"):
     from countoff._adapter.counted_loop import CountedLoop
     from countoff._adapter.fit import Fit, OwnRank, plan_of
-    from countoff._adapter.own_loop import Batch, OwnLoop
+    from countoff._adapter.own_loop import Batch, OwnLoop, Pass
     from countoff._adapter.torch_facts import rank_and_world_size, versions
 from countoff._adapter.mesh_position import rank_map
 from countoff._adapter.options import cannot_make_even, own_arguments
@@ -84,9 +84,7 @@ class Countoff(OwnLoop):
         self._models = weakly([] if model is None else [model])
         super().__init__(settings)
 
-    def train(
-        self, loader: Iterable[Batch], *, epoch: int | None = None, position: int | None = None
-    ) -> Iterator[Batch]:
+    def train(self, loader: Iterable[Batch], *, epoch: int | None = None, position: int | None = None) -> Pass[Batch]:
         """Returns an iterator over the data, which has no end and so is one epoch.
 
         Args:

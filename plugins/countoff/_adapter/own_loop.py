@@ -11,7 +11,7 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from countoff._adapter.counted_loop import CountedLoop
 from countoff._adapter.even_loaders import even_pass
@@ -22,7 +22,7 @@ from countoff.core import Guard, LoaderFacts, Settings
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Batch", "OwnLoop"]
+__all__ = ["Batch", "OwnLoop", "Pass"]
 
 Batch = TypeVar("Batch")
 
@@ -46,7 +46,7 @@ class OwnLoop(ABC):
         self._trained_on: Callable[[], list[Any]] = weakly(())
         self._begun_before = False
 
-    def train(self, loader: Iterable[Batch], *, epoch: int | None = None, position: int = 0) -> Iterator[Batch]:
+    def train(self, loader: Iterable[Batch], *, epoch: int | None = None, position: int = 0) -> Pass[Batch]:
         """Returns an iterator over one train epoch, which counts each batch as it hands it out.
 
         Collective: every rank must take its first batch. The first one of a fit waits for the other ranks, at most
@@ -69,9 +69,9 @@ class OwnLoop(ABC):
             >>> [batch for batch in countoff.train(range(2))], countoff.guard.train_batches
             ([0, 1], 2)
         """
-        return _Pass(self, loader, None, epoch, position)
+        return Pass(self, loader, None, epoch, position)
 
-    def eval(self, loader: Iterable[Batch], name: str = "validation") -> Iterator[Batch]:
+    def eval(self, loader: Iterable[Batch], name: str = "validation") -> Pass[Batch]:
         """Returns an iterator over one evaluation, which counts each batch as it hands it out.
 
         It is compared with those of the other ranks as `uneven_eval` says. An evaluation before the fit has begun is
@@ -81,7 +81,7 @@ class OwnLoop(ABC):
             loader: A DataLoader, or anything else that can be iterated.
             name: The evaluation's name, equal on all ranks.
         """
-        return _Pass(self, loader, name, None, 0)
+        return Pass(self, loader, name, None, 0)
 
     def start(self) -> None:
         """Begins the fit before the first batch, to compare the ranks' plans earlier. Collective: every rank must.
@@ -250,11 +250,11 @@ class OwnLoop(ABC):
         return length if common is None or length != self._loop.own_length else common
 
 
-class _Pass:
+class Pass(Generic[Batch]):
     """The iterator of one pass. It holds nothing but what the pass needs, and has no place in a reference cycle."""
 
     def __init__(
-        self, owner: OwnLoop, loader: Iterable[Any], name: str | None, epoch: int | None, position: int
+        self, owner: OwnLoop, loader: Iterable[Batch], name: str | None, epoch: int | None, position: int
     ) -> None:
         self._owner = owner
         self._loader = loader
@@ -263,12 +263,12 @@ class _Pass:
         self._count: Count | None = None
         self._take: Callable[[], Any] | None = None
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Batch]:
         if self._batches is None:
             self._batches = iter(self._loader)
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Batch:
         take = self._take
         return self._first() if take is None else take()
 

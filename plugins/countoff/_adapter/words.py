@@ -14,7 +14,7 @@ from countoff.core.checks.horizon import Stepping
 from countoff.core.checks.streams import LENGTHS
 from countoff.core.verdict import Remedies
 
-__all__ = ["EVEN", "LENGTH_OF_ONE_RANK", "READS_BY_DP_RANK", "STOP", "Words", "data_remedies", "uneven_remedies"]
+__all__ = ["EVEN", "READS_BY_DP_RANK", "STOP", "Words", "data_remedies", "uneven_remedies"]
 
 STOP = "uneven_train='stop'"
 """The option that lets a job with uneven loaders go on."""
@@ -25,8 +25,6 @@ EVEN = {"Truncated": "with `uneven_train`", "Repeated": "with `uneven_train`"}
 """When an adapter whose framework leaves uneven ranks to countoff reports what became of their batches."""
 READS_BY_DP_RANK = "no sampler deals out the data: each rank reads by the dp_rank that it is given"
 """Why an adapter sees no order and no shares of the data."""
-LENGTH_OF_ONE_RANK = "make len(loader) one rank's number of batches, not that of all ranks together."
-"""What to do about a `WrongLength` where the loader is the user's own."""
 
 
 @dataclass(frozen=True)

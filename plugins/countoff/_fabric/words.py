@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from countoff._adapter.words import EVEN, LENGTH_OF_ONE_RANK, Words, data_remedies, uneven_remedies
+from countoff._adapter.words import EVEN, Words, data_remedies, uneven_remedies
 from countoff.core.checks.resume import AGAIN, RATE
 
 __all__ = ["WORDS"]
@@ -36,7 +36,6 @@ WORDS = Words(
                 "have begun a new schedule on purpose, ignore this."
             ),
         },
-        "WrongLength": LENGTH_OF_ONE_RANK,
         **data_remedies(
             shares=(
                 "leave fabric.setup_dataloaders(use_distributed_sampler=True), or give your own sampler the "
@@ -49,7 +48,7 @@ WORDS = Words(
         ),
     },
     only={
-        "LearningRateMismatch": "with `optimizer=`",
+        "LearningRateMismatch": "with `model=` and `optimizer=`",
         "RankMapError": "with a mesh",
         **EVEN,
         "DoubleSharded": "map-style datasets",
@@ -61,6 +60,7 @@ WORDS = Words(
         "WrongHorizon": "with `scheduler=` and `epochs=` or `max_steps=`",
     },
     cannot={
+        "WrongLength": "a length is asked for only where torch's own classes compute it",
         "WrongTotal": "Fabric tells no total",
         "NotDistributed": "Fabric launches the processes, or joins them, by itself",
     },

@@ -26,7 +26,10 @@ WORDS = Words(
             option=_OPTION,
         ),
     },
-    only={"WeightsDiffer": "with `weights_every=` and `model=`"},
+    only={
+        "LearningRateMismatch": "with `model=` and `optimizer=`",
+        "WeightsDiffer": "with `weights_every=` and `model=`",
+    },
     cannot={
         "WrongLength": _NO_END,
         "Truncated": _NO_END,

@@ -25,7 +25,7 @@ _WAYS = (
     ("accelerate", "countoff = Countoff(accelerator)", "after prepare()"),
     ("lightning.fabric", "countoff = Countoff(fabric, optimizer=optimizer)", "after fabric.setup()"),
     ("lightning_fabric", "countoff = Countoff(fabric, optimizer=optimizer)", "after fabric.setup()"),
-    ("torch", "countoff = Countoff(optimizer=optimizer)", "after init_process_group"),
+    ("torch", "countoff = Countoff(model=model, optimizer=optimizer)", "after init_process_group"),
 )
 """By package: what to make in a program that uses it, and where."""
 _trains = False

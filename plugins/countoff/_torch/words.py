@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from countoff._adapter.words import EVEN, LENGTH_OF_ONE_RANK, Words, data_remedies, uneven_remedies
+from countoff._adapter.words import EVEN, Words, data_remedies, uneven_remedies
 
 __all__ = ["WORDS"]
 
@@ -21,7 +21,6 @@ WORDS = Words(
             ),
             option=_OPTION,
         ),
-        "WrongLength": LENGTH_OF_ONE_RANK,
         **data_remedies(
             shares=(
                 "give every rank its own share: DataLoader(sampler=DistributedSampler(dataset)), or every "
@@ -34,7 +33,7 @@ WORDS = Words(
         ),
     },
     only={
-        "LearningRateMismatch": "with `optimizer=`",
+        "LearningRateMismatch": "with `model=` and `optimizer=`",
         "RankMapError": "with `mesh=`",
         **EVEN,
         "DoubleSharded": "behind a DistributedSampler",
@@ -47,6 +46,7 @@ WORDS = Words(
         "WrongHorizon": "with `scheduler=` and `epochs=` or `max_steps=`",
     },
     cannot={
+        "WrongLength": "a length is asked for only where torch's own classes compute it",
         "WrongTotal": "a plain loop tells no total of its own",
         "NotDistributed": "Countoff() raises a RuntimeError where torch.distributed is not initialised",
     },

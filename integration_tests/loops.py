@@ -96,7 +96,7 @@ def own_learning_rate() -> None:
     optimizer.param_groups[0]["lr"] = 0.1 * (1 + own_rank())
     loader = even_loader()
     put(TICK_BATCHES=2)
-    countoff = Countoff(optimizer=optimizer)
+    countoff = Countoff(model=model, optimizer=optimizer)
     for batch in countoff.train(loader):
         train_on(model, optimizer, batch)
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import gc
 import os
 import pickle
 import sys
@@ -168,11 +169,12 @@ def of_accelerate() -> list[str]:
             optimizer.zero_grad()
             look(number)
 
-    def things() -> dict[str, Any]:
+    def methods(*names: str) -> dict[str, Any]:
         classes = (DataLoaderShard, DataLoaderDispatcher, Accelerator, LocalSGD)
-        names = ("__iter__", "save_state", "load_state", "join_uneven_inputs", "__enter__", "__exit__")
-        methods = {f"{each.__name__}.{name}": vars(each).get(name) for each in classes for name in names}
-        return {**trace(objects, methods), "hooks": hooks()}
+        return {f"{each.__name__}.{name}": vars(each).get(name) for each in classes for name in names}
+
+    def things() -> dict[str, Any]:
+        return {**trace(objects, methods("__iter__", "backward")), "hooks": hooks()}
 
     def hooks() -> tuple[list[Any], list[Any]]:
         return list(accelerator._save_model_state_pre_hook), list(accelerator._load_model_state_pre_hook)
@@ -184,6 +186,8 @@ def of_accelerate() -> list[str]:
     train(uneven)  # a loader has all of its attributes from its first pass on
     train(loader, lambda number: bare.append(looks()))
     before, bare_after = things(), looks()
+    entered = "save_state", "load_state", "join_uneven_inputs", "__enter__", "__exit__"
+    own_methods = methods(*entered)
     countoff = AccelerateCountoff(accelerator)
     train(countoff.train(loader), lambda number: during.append(looks()))
     assert during == bare
@@ -215,4 +219,10 @@ def of_accelerate() -> list[str]:
     with contextlib.suppress(DivergenceError):
         countoff.close()
     assert_gone(before, things())
+    del countoff  # it might have begun another fit: what it has put on the class goes with the first call after it
+    gc.collect()
+    accelerator.save_state("saved again")
+    with accelerator.join_uneven_inputs([]):
+        pass
+    assert methods(*entered) == own_methods
     return found

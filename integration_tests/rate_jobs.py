@@ -54,7 +54,7 @@ def loop(make: Make, watched: bool, *, epochs: int = 3, told: bool = False) -> t
     model, optimizer = model_and_optimizer()
     loader, scheduler = even_loader(SAMPLES), make(optimizer)
     known: dict[str, Any] = {"scheduler": scheduler, "epochs": epochs} if told else {}
-    with Countoff(optimizer=optimizer, **known) if watched else contextlib.nullcontext() as countoff:
+    with Countoff(model=model, optimizer=optimizer, **known) if watched else contextlib.nullcontext() as countoff:
         for _ in range(epochs):
             for batch in counted(countoff, loader):
                 train_on(model, optimizer, batch)
@@ -79,7 +79,7 @@ def restored(watched: bool) -> torch.nn.Module:
     model, optimizer = model_and_optimizer()
     loader = even_loader(SAMPLES)
     scheduler = lr_scheduler.CosineAnnealingLR(optimizer, 60)
-    countoff = Countoff(optimizer=optimizer, scheduler=scheduler, epochs=3) if watched else None
+    countoff = Countoff(model=model, optimizer=optimizer, scheduler=scheduler, epochs=3) if watched else None
     if own_rank():
         scheduler.load_state_dict({**scheduler.state_dict(), "T_max": 68})
     if countoff is not None:
@@ -99,7 +99,7 @@ def on_a_subgroup(watched: bool) -> torch.nn.Module:
         extra = torch.nn.Parameter(torch.zeros(3, device=next(model.parameters()).device))
         optimizer.add_param_group({"params": [extra], "lr": 0.5})
     loader = even_loader(SAMPLES)
-    with Countoff(optimizer=optimizer) if watched else contextlib.nullcontext() as countoff:
+    with Countoff(model=model, optimizer=optimizer) if watched else contextlib.nullcontext() as countoff:
         for batch in counted(countoff, loader):
             train_on(model, optimizer, batch)
     return model
@@ -109,7 +109,7 @@ def best_of_rank_0(watched: bool) -> torch.nn.Module:
     """Rank 0 alone restores the optimizer before the loop, and lowers its rate after it: no step uses these rates."""
     model, optimizer = model_and_optimizer()
     loader, test = even_loader(SAMPLES), DataLoader(TensorDataset(torch.zeros(8)), 4)
-    countoff = Countoff(optimizer=optimizer) if watched else None
+    countoff = Countoff(model=model, optimizer=optimizer) if watched else None
     optimizer.param_groups[0]["lr"] = 0.01 if own_rank() else 0.1
     for _ in range(2):
         optimizer.param_groups[0]["lr"] = 0.1

@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, TensorDataset
 
 from countoff.core import DivergenceError
-from countoff.torch import attach
 
 BATCHES, SHORT, SAVED_AFTER = 6, 4, 3
 """Batches of an epoch, those of rank 1 in its last epoch, and those of epoch 1 before the record is written."""
@@ -49,6 +48,8 @@ def train(
         last_batches: Batches of this rank in the last epoch.
         pause: Seconds between two batches of the first epoch.
     """
+    from countoff.torch import attach  # of 0.1  # pyright: ignore
+
     model = torch.nn.Linear(16, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=100)

@@ -19,12 +19,14 @@ if TYPE_CHECKING:
 __all__ = ["CommandError", "describe", "run", "trace_directory", "variables"]
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_OWN_LOOP = "stalls are reported; in a loop of its own, batches are compared only with Countoff() in the code"
 _ADDED_TO = {
     "lightning": "the callback is added to every Trainer",
     "pytorch-lightning": "the callback is added to every Trainer",
     "mosaicml": "the callback is added to every Trainer",
     "transformers": "the callback is added to every Trainer",
-    "torch": "stalls are reported; in a loop of its own, batches are compared only with Countoff() in the code",
+    "accelerate": _OWN_LOOP,
+    "torch": _OWN_LOOP,
 }
 """What becomes of a program, by the distribution of its framework."""
 

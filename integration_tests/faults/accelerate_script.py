@@ -49,7 +49,7 @@ def train(behavior: RankBehavior) -> None:
                     optimizer.step()
                     optimizer.zero_grad()
                 if behavior.fault == "F8" and number == behavior.evaluates_at:
-                    evaluate(countoff, accelerator, model, evaluation)
+                    evaluate(countoff, accelerator, model, evaluation, alone=True)
                 behavior.after_batch(epoch, number, model)
                 if behavior.breaks_after(number):
                     break
@@ -92,8 +92,10 @@ def resume_wrongly(behavior: RankBehavior) -> None:
     second.countoff.close()
 
 
-def evaluate(countoff: Countoff, accelerator: Any, model: Any, evals: Any) -> None:
-    """Gathers a loss from all ranks, batch by batch."""
+def evaluate(countoff: Countoff, accelerator: Any, model: Any, evals: Any, *, alone: bool = False) -> None:
+    """Gathers a loss from all ranks, batch by batch, unless each rank evaluates alone."""
     for images, labels in () if evals is None else countoff.eval(evals):
         with torch.no_grad():
-            accelerator.gather(torch.nn.functional.cross_entropy(accelerator.unwrap_model(model)(images), labels))
+            loss = torch.nn.functional.cross_entropy(accelerator.unwrap_model(model)(images), labels)
+        if not alone:
+            accelerator.gather(loss)

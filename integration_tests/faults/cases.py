@@ -139,6 +139,8 @@ CANNOT: dict[str, dict[str, str]] = {
 """By framework, the faults that it leaves no room for, and why."""
 
 _STOP = {"uneven_train": "stop", "uneven_eval": "stop"}
+_OWN_LOOPS = "torch", "accelerate"
+"""Loops that a person writes: it is up to them who evaluates, and known only then with what."""
 _CUT: Mapping[str, tuple[str, Ending]] = {"composer": ("Truncated", "warning")}
 
 CASES = {
@@ -217,6 +219,7 @@ CASES = {
             "raised",
             two_sided=True,
             behavior={"eval_batches": 2},
+            kinds=dict.fromkeys(_OWN_LOOPS, ("UnevenBatches", "warning")),
         ),
         Case(
             "F9",
@@ -431,6 +434,7 @@ CASES = {
             "warning",
             all_named=True,
             behavior={"eval_batches": 3},
+            kinds=dict.fromkeys(_OWN_LOOPS, ("StreamsDiffer", "warning")),
             words="validate on rank",
         ),
         Case(

@@ -49,6 +49,9 @@ class FakeStore(Channel):
     def store_address(self) -> str:
         return "192.0.2.1"
 
+    def is_over(self) -> bool:
+        return False
+
     def be_patient(self, seconds: float) -> None:
         pass
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from accelerate import Accelerator
 
-from countoff._adapter.hooks import SharedHooks
+from countoff._adapter.hooks import SharedHooks, until_gone
 from countoff._adapter.own_loop import OwnLoop
 from countoff.core.whole_file import write_whole
 
@@ -33,7 +33,7 @@ Around = Callable[[Any], contextlib.AbstractContextManager[Any]]
 def watch_checkpoints(accelerator: Any, loop: OwnLoop) -> None:
     """Writes a record into every checkpoint from here on, and gives the loop that of a checkpoint that is loaded.
 
-    Both are held weakly. What is put on Accelerate's class is taken back at the first such call after the loop is gone.
+    Both are held weakly. What is put on Accelerate's class is taken back once the loop is gone.
 
     Args:
         accelerator: The Accelerator whose `save_state` and `load_state` are watched.
@@ -67,6 +67,7 @@ def watch_checkpoints(accelerator: Any, loop: OwnLoop) -> None:
         return _hook(of.register_load_state_pre_hook, load)
 
     removals = contextlib.ExitStack()
+    until_gone(loop, removals.close)
     removals.callback(_saves.add(saving))
     removals.callback(_loads.add(loading))
 

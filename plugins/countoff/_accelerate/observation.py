@@ -13,7 +13,7 @@ from countoff._accelerate.backward import count_backward_passes
 from countoff._accelerate.loaders import watch_local_sgd
 from countoff._accelerate.streams import watch_stream
 from countoff._adapter.counted_loop import CountedLoop
-from countoff._adapter.hooks import SharedHooks
+from countoff._adapter.hooks import SharedHooks, until_gone
 from countoff._adapter.own_loop import OwnLoop
 
 __all__ = ["observe", "watch_uneven"]
@@ -40,8 +40,7 @@ def observe(accelerator: Any, loop: CountedLoop) -> Callable[[], None]:
 def watch_uneven(accelerator: Any, own: OwnLoop) -> None:
     """Lets nothing be compared inside a `Join` or a `LocalSGD` of Accelerate's, which begins before its first batch.
 
-    Both are held weakly. What is put on Accelerate's classes is taken back at the first such call after the loop is
-    gone.
+    Both are held weakly. What is put on Accelerate's classes is taken back once the loop is gone.
 
     Args:
         accelerator: The Accelerator.
@@ -63,6 +62,7 @@ def watch_uneven(accelerator: Any, own: OwnLoop) -> None:
             found.compare(not inside)
 
     removals = contextlib.ExitStack()
+    until_gone(own, removals.close)
     removals.callback(_joins.add(joined))
     removals.callback(watch_local_sgd(averages))
 

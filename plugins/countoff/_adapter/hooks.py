@@ -7,10 +7,11 @@ nothing more than the method.
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
-__all__ = ["MethodHook", "PlacedValue", "SharedHooks"]
+__all__ = ["MethodHook", "PlacedValue", "SharedHooks", "until_gone"]
 
 Watcher = TypeVar("Watcher")
 
@@ -142,6 +143,22 @@ class SharedHooks(Generic[Watcher]):
             remove()
             raise
         return remove
+
+
+def until_gone(owner: Any, release: Callable[[], object]) -> None:
+    """Has a function called once an object is gone: at the next call of this, because a finalizer may come anywhere.
+
+    Args:
+        owner: The object.
+        release: The function. It does nothing when called again.
+    """
+    _waiting.append((weakref.ref(owner), release))
+    for waits in [each for each in _waiting if each[0]() is None]:
+        _waiting.remove(waits)
+        waits[1]()
+
+
+_waiting: list[tuple[weakref.ref[Any], Callable[[], object]]] = []
 
 
 def _as_function(hook: MethodHook) -> Callable[..., Any]:

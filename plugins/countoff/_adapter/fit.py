@@ -128,6 +128,7 @@ class Fit:
         self.left = False
         self.epochs_ended = 0
         self._has_evaluated = False
+        self._trains_as_planned = True
         self.guard = self._new_guard()
 
     def watch_schedules(
@@ -214,6 +215,15 @@ class Fit:
         for verdict in verdicts:
             if verdict is not None:
                 self.guard.warn(verdict)
+
+    def changes_loader(self, *, planned: bool) -> None:
+        """Takes note that the totals are those of another train loader from here on.
+
+        Args:
+            planned: Whether it is the one whose length the ranks have compared when the fit began.
+        """
+        self._trains_as_planned = planned
+        self._take_common_length(None)
 
     def evaluates(self, train: Any, loader: Any) -> None:
         """Compares how ranks have split their data, where a framework shows no loader of an evaluation before that.
@@ -404,6 +414,8 @@ class Fit:
         Args:
             batches: What the last epoch has shown; None if there is none.
         """
-        if self.totals is not None and not self.guard.own_length_holds:
-            proven = self.guard.common_batches
+        planned = self._trains_as_planned
+        own_holds = self.guard.own_length_holds if planned else self.settings.uneven_train == "raise"
+        if self.totals is not None and self.guard.member is not None and not own_holds:
+            proven = self.guard.common_batches if planned else None
             self.totals.take_common(batches if proven is None else proven, proven=proven is not None)

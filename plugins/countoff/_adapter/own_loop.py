@@ -226,11 +226,13 @@ class OwnLoop(ABC):
         if not self._settings.enabled or (name is not None and self._loop.ended):
             return None
         if name is None:
-            if self._loop.ended and epoch is not None:
-                self._loop.passes.epoch = epoch
-            self._begin(loader)
-            if not any(each is loader for each in self._trained_on()):
+            if self._loop.ended:
+                if epoch is not None:
+                    self._loop.passes.epoch = epoch
+                self._begin(loader)
+            elif not any(each is loader for each in self._trained_on()):
                 self._tell_of(self._loop, loader)
+                self._loop.fit.changes_loader(planned=any(each is loader for each in self._planned()))
         elif (train := next(iter(self._trained_on()), None)) is not None:
             self._loop.fit.evaluates(train, loader)
         self._trained_on = weakly((loader,)) if name is None else self._trained_on

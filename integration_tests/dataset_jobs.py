@@ -233,6 +233,7 @@ def in_torch(cases: list[Case]) -> None:
                 loss_of(model, batch).backward()
             for batch in () if evaluation is None else countoff.eval(evaluation):
                 loss_of(model.module, batch)
+            case.wait_for_leak(countoff.guard)
         dist.barrier()
 
 
@@ -255,6 +256,7 @@ def in_accelerate(cases: list[Case]) -> None:
                 accelerator.backward(loss_of(model, batch))
             for batch in () if evaluation is None else countoff.eval(evaluation):
                 loss_of(getattr(model, "module", model), batch)
+            case.wait_for_leak(countoff.guard)
         dist.barrier()
 
 
@@ -399,8 +401,8 @@ def fit_uneven() -> None:
 
 
 FRAMEWORKS: dict[str, tuple[Callable[[list[Case]], None], bool]] = {
-    "torch": (in_torch, True),
-    "accelerate": (in_accelerate, True),
+    "torch": (in_torch, False),
+    "accelerate": (in_accelerate, False),
     "lightning": (in_lightning, True),
     "transformers": (in_transformers, False),
     "fabric": (in_fabric, False),

@@ -127,7 +127,7 @@ def _accelerated(case: Case) -> tuple[dict[str, list[float]], list[list[int]]]:
 def _evaluate(fit: Any, loaders: Mapping[str, Any], *, leaves: bool) -> None:
     fit.start()
     for name, loader in loaders.items():
-        for _ in fit.eval(loader, name):
+        for _ in fit.eval(loader, name) if len(loaders) > 1 else fit.eval(loader):
             if leaves:
                 break
 

@@ -177,6 +177,10 @@ class OwnLoop(ABC):
     def _epoch_length(self, loader: Any) -> int | None:
         """Returns the batches of an epoch that a loader reports now, where that calls nothing of the user's."""
 
+    def _source(self, loader: Any) -> Any:
+        """Returns the loader that the user has made."""
+        return loader
+
     @abstractmethod
     def _begin_fit(self, loop: CountedLoop, loader: Any, facts: LoaderFacts, **known: Any) -> None:
         """Begins the fit.
@@ -234,7 +238,7 @@ class OwnLoop(ABC):
                 self._tell_of(self._loop, loader)
                 self._loop.fit.changes_loader(planned=any(each is loader for each in self._planned()))
         elif (train := next(iter(self._trained_on()), None)) is not None:
-            self._loop.fit.evaluates(train, loader)
+            self._loop.fit.evaluates(self._source(train), self._source(loader))
         self._trained_on = weakly((loader,)) if name is None else self._trained_on
         return self._loop.passes.count(batches, name, epoch=epoch, **self._ways(loader, name, position))
 

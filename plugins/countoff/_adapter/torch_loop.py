@@ -146,10 +146,6 @@ class TorchLoop(OwnLoop):
     def _epoch_length(self, loader: Any) -> int | None:
         return known_length(self._source(loader))
 
-    def _source(self, loader: Any) -> Any:
-        """Returns the loader that the user has made."""
-        return loader
-
     def _facts(self, source: Any) -> LoaderFacts:
         facts = shown_facts(source, known_length(source), **self._run)
         size = self._batch_size

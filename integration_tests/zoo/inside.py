@@ -24,6 +24,7 @@ from integration_tests.zoo.registry import MODES, Program, program_named
 STDERR: Final = 2
 FAILED: Final = 3
 """The exit code of a rank whose program has raised: it ends here, because its peers may wait in a collective."""
+_CLOSING_SECONDS: Final = 3.0
 _current: list[Any] = []
 """What the program that runs has noted."""
 
@@ -81,7 +82,7 @@ def _run(program: Program, mode: str, records: Path, deadline_seconds: float) ->
         except BaseException as raised:
             error, states = f"{type(raised).__name__}: {raised}", {}
         faulthandler.cancel_dump_traceback_later()
-    left = [each.name for each in threading.enumerate() if each.name.startswith("countoff")]
+        left = _threads_left()
     return {
         "name": program.name,
         "mode": mode,
@@ -91,6 +92,20 @@ def _run(program: Program, mode: str, records: Path, deadline_seconds: float) ->
         "error": error,
         "seconds": time.monotonic() - began,
     }
+
+
+def _threads_left() -> list[str]:
+    """Threads of countoff's that do not end within a moment: a fit that an exception has left closes on one.
+
+    Where there are any, all stacks are printed.
+    """
+    deadline = time.monotonic() + _CLOSING_SECONDS
+    while left := [each.name for each in threading.enumerate() if each.name.startswith("countoff")]:
+        if time.monotonic() > deadline:
+            faulthandler.dump_traceback(STDERR)
+            break
+        time.sleep(0.02)
+    return left
 
 
 def seed() -> None:

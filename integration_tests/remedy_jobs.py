@@ -6,6 +6,7 @@ none. No job synchronises its ranks in the loop, so a verdict ends only its own 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 import time
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
@@ -154,8 +156,13 @@ def plain(
     """
     model, optimizer = model_and_optimizer()
     scheduler = None if schedule is None else schedule(optimizer)
+    apart: Any = contextlib.nullcontext()
+    if schedule is not None:  # what proves that the ranks hold one model
+        model = DistributedDataParallel(model)
+        apart = model.no_sync()
 
-    known: dict[str, Any] = {"optimizer": optimizer, **({"model": model} if counts_passes else {})}
+    known: dict[str, Any] = {"optimizer": optimizer}
+    known |= {"model": model} if counts_passes or schedule is not None else {}
     own = countoff.torch.Countoff(**known, **options)
 
     def loop() -> None:
@@ -174,7 +181,8 @@ def plain(
                     break
             evaluate(own)
 
-    return heard(own, loop)
+    with apart:
+        return heard(own, loop)
 
 
 def evaluating(evaluation: Any, *, alone: bool = False, **options: Any) -> Heard:
@@ -501,6 +509,10 @@ def accelerated(
     )
     model, optimizer = model_and_optimizer()
     scheduler = None if schedule is None else accelerator.prepare(schedule(optimizer))
+    apart: Any = contextlib.nullcontext()
+    if schedule is not None:  # what proves that the ranks hold one model
+        model = accelerator.prepare(model)
+        apart = model.no_sync()
     optimizer = accelerator.prepare(optimizer)
     if as_one:
         loader = prepare_data_loader(
@@ -528,7 +540,8 @@ def accelerated(
                 for _ in own.eval(evaluation):
                     pass
 
-    return heard(own, loop)
+    with apart:
+        return heard(own, loop)
 
 
 def dealt(*batches: int) -> DataLoader[Any]:

@@ -81,7 +81,7 @@ def test_uneven_ranks_finish_in_a_program_as_it_is(framework, command, ended, tm
 @pytest.mark.parametrize(
     ("framework", "made"),
     [
-        ("torch", "countoff = Countoff(optimizer=optimizer) after init_process_group"),
+        ("torch", "countoff = Countoff(model=model, optimizer=optimizer) after init_process_group"),
         ("accelerate", "countoff = Countoff(accelerator) after prepare()"),
         ("fabric", "countoff = Countoff(fabric, optimizer=optimizer) after fabric.setup()"),
     ],

@@ -30,7 +30,7 @@ SAID = (
     "countoff: the ranks' batches were not compared: this program trains in a loop of its own. To compare them, make "
 )
 PLAIN = (
-    "countoff = Countoff(optimizer=optimizer) after init_process_group, and iterate countoff.train(loader): "
+    "countoff = Countoff(model=model, optimizer=optimizer) after init_process_group, and iterate countoff.train(loader): "
     "from countoff.torch import Countoff."
 )
 PREPARED = (

@@ -66,7 +66,7 @@ def blocked_in(collective: str) -> None:
     loader, evals = even_loader(), even_loader(80)
     # Rank 1 waits for rank 0's exception, which is not to end it: only rank 0 is to be reached in a collective.
     put(GRACE_SECONDS=GRACE_SECONDS if own_rank() == 0 else LONG.total_seconds())
-    countoff = Countoff()
+    countoff = Countoff(uneven_eval="raise")
     with bystanders() as others:
         try:
             for number, (images, labels) in enumerate(countoff.train(loader), 1):
@@ -103,7 +103,7 @@ def test_a_blocked_rank_raises_and_its_other_connections_live(run_ranks, ranks, 
     assert "RuntimeError ['still here', 'still here']" in results[0].output, everything
     assert "UnevenBatches ['still here', 'still here']" in results[1].output, everything
     if sys.version_info >= (3, 11):
-        assert "\ncountoff UnevenBatches: rank 1 began evaluation" in results[0].output.replace("[rank0]: ", ""), (
+        assert "\ncountoff UnevenBatches: rank 1 began validation" in results[0].output.replace("[rank0]: ", ""), (
             everything
         )
 
@@ -113,7 +113,7 @@ def waits_for_a_lock() -> None:
     dist.init_process_group("gloo")
     loader, evals = even_loader(), even_loader(80)
     put(GRACE_SECONDS=GRACE_SECONDS)
-    countoff = Countoff()
+    countoff = Countoff(uneven_eval="raise")
     for number, _ in enumerate(countoff.train(loader), 1):
         if number == 2 and own_rank() == 1:
             _store().wait(["blocking"], LONG)

@@ -42,9 +42,9 @@ FAULTY = {
         {"DuplicateData": EVERY_RANK.replace("1 to 2", "1 to 20")},
     ),
     "set_epoch is never called": (Sharing(readers=(0, 1), shuffle=True, set_epoch=False), {"SameOrder": AGAIN}),
-    "nor with a look at the data in between": (
+    "nor with a look at the data in between, which nobody counts": (
         Sharing(readers=(0, 1), shuffle=True, set_epoch=False, looks=True),
-        {"SameOrder": AGAIN.replace("epoch 1", "epoch 2")},
+        {"SameOrder": AGAIN},
     ),
     "a share by rank where ranks work on one batch": (
         Sharing(data="own", tensor_parallel=2),

@@ -123,7 +123,7 @@ def evaluates_early() -> None:
             time.sleep(0.01)
 
     loader, evals = even_loader(), share_loader(2, before=wait_for_verdict)
-    countoff = Countoff()
+    countoff = Countoff(uneven_eval="raise")
     for number, batch in enumerate(countoff.train(loader)):
         train_on(model, optimizer, batch)
         if number == 3 + own_rank():

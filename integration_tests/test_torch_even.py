@@ -139,9 +139,8 @@ def test_a_rank_that_is_interrupted_while_it_waits_is_named(run_ranks):
         while_running=interrupt,
         deadline_seconds=40,
     )
-    for result in results:
-        assert "countoff: LostRank: rank 0 raised KeyboardInterrupt" in "\n".join(verdict_lines(result)), results
-        assert result.exit_code != 0
+    assert "countoff: LostRank: rank 0 raised KeyboardInterrupt" in "\n".join(verdict_lines(results[1])), results
+    assert all(result.exit_code != 0 for result in results)
 
 
 @pytest.mark.parametrize("policy", ["stop", "repeat"])

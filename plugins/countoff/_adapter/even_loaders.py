@@ -29,11 +29,14 @@ __all__ = [
     "even_inside",
     "even_pass",
     "fetches_ahead",
+    "finished",
     "keeps_length",
     "proven_length",
     "saves_state",
 ]
 
+_FINISHED = "_iterator_finished"
+"""A key of torchdata's state: the next pass begins with another epoch."""
 _SAMPLERS = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
 """Samplers that draw from no global generator once a pass has begun, and know nothing of the training."""
 _LIBRARIES = ("accelerate.data_loader", "torchdata.stateful_dataloader")
@@ -193,3 +196,8 @@ class _EvenInside:
             return next(self._batches)
         finally:
             placed.remove()
+
+
+def finished(state: Any) -> Any:
+    """Returns the state of a loader at a common end: what a longer rank has left is not taken in the next epoch."""
+    return {**state, _FINISHED: True} if isinstance(state, dict) and _FINISHED in state else state

@@ -98,8 +98,8 @@ class TracedGroup(simulated.RankGroup):
         self._now = _Present()
         for module in (guard, recorder, writer):
             _replace(module, time=self._now)
-        own_name, main_thread = (lambda: self._now.host), (lambda: self._now.place)
-        _replace(recorder, hosts=SimpleNamespace(own_name=own_name), stacks=SimpleNamespace(main_thread=main_thread))
+        own_name, thread = (lambda: self._now.host), (lambda _: self._now.place)
+        _replace(recorder, hosts=SimpleNamespace(own_name=own_name), stacks=SimpleNamespace(thread=thread))
         _replace(writer, Writer=_ThreadlessWriter, LOOK_SECONDS=0.0)
 
     def begin_traces(self, epochs: int) -> None:

@@ -768,10 +768,9 @@ class Guard:
             self._exit_early("exited")
             return
         if isinstance(error, KeyboardInterrupt):  # an operator's stop, which may reach other ranks later, or not at all
-            if not self._settings.keeps_even:
+            if not self._settings.keeps_even:  # else the others wait for this rank's batches, and must be ended
                 self._exit_early("interrupted")
                 return
-            may_be_caught = True  # the others wait for this rank's batches: they are ended once it is gone
         if isinstance(error, SystemExit) and error.code == 128 + signal.SIGTERM:  # as by a handler in Python
             self.member.watchdog.speak_before_the_end(self.member.conclude)
         if not (isinstance(error, DivergenceError) and state.end is None):

@@ -282,7 +282,7 @@ class ProcessThreads:
         speakers: list[Speaker | None] = []
         with contextlib.suppress(queue.Empty):
             speakers.append(ready.get(self._seconds_until_due()))
-        if self._host_leaves() and not self._ready:
+        if not speakers and self._host_leaves():
             return True
         if self._has_left(channel):
             return False

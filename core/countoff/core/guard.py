@@ -767,10 +767,10 @@ class Guard:
         if isinstance(error, SystemExit) and not error.code:
             self._exit_early("exited")
             return
-        if isinstance(error, KeyboardInterrupt):  # an operator's stop, which may reach other ranks later, or not at all
-            if not self._settings.keeps_even:  # else the others wait for this rank's batches, and must be ended
-                self._exit_early("interrupted")
-                return
+        # An operator's stop may reach other ranks later, or not at all. Ranks that are kept even would wait for this one.
+        if isinstance(error, KeyboardInterrupt) and not self._settings.keeps_even:
+            self._exit_early("interrupted")
+            return
         if isinstance(error, SystemExit) and error.code == 128 + signal.SIGTERM:  # as by a handler in Python
             self.member.watchdog.speak_before_the_end(self.member.conclude)
         if not (isinstance(error, DivergenceError) and state.end is None):

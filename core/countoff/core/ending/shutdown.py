@@ -252,7 +252,10 @@ def raise_verdict(state: State) -> None:
     if state.end is not None:
         error = error_for(state.end)
         state.is_caught = forgotten(error)
-        raise error
+        try:
+            raise error
+        finally:
+            del error  # its traceback holds this frame
 
 
 def report_failure(

@@ -767,7 +767,7 @@ class Guard:
         if isinstance(error, SystemExit) and not error.code:
             self._exit_early("exited")
             return
-        # An operator's stop may reach other ranks later, or not at all. Ranks that are kept even would wait for this one.
+        # An operator may stop other ranks later, or not at all. Ranks that are kept even would wait for this one.
         if isinstance(error, KeyboardInterrupt) and not self._settings.keeps_even:
             self._exit_early("interrupted")
             return

@@ -651,6 +651,11 @@ class Guard:
         return self.state.end
 
     @property
+    def verdict_is_caught(self) -> bool:
+        """Whether the program has caught the verdict that was raised last, and has forgotten it."""
+        return self.state.is_caught()
+
+    @property
     def notices(self) -> tuple[Verdict, ...]:
         """The warnings of all ranks."""
         return tuple(self.state.notices)

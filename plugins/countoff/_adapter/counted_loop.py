@@ -359,7 +359,7 @@ class CountedLoop:
         if not self._failed and (self.guard.verdict is None or not raises):
             with contextlib.suppress(DivergenceError):
                 self.end()
-        raised = self._failed or getattr(sys, "last_value", None) is not None
+        raised = self._failed or getattr(sys, "last_value", None) is not None or self.guard.verdict_is_caught
         late = self.guard.verdict is not None and not raised and raises
         self.guard.close()  # waits until a verdict is printed
         if late:

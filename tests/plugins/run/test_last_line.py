@@ -30,8 +30,8 @@ SAID = (
     "countoff: the ranks' batches were not compared: this program trains in a loop of its own. To compare them, make "
 )
 PLAIN = (
-    "countoff = Countoff(model=model, optimizer=optimizer) after init_process_group, and iterate countoff.train(loader): "
-    "from countoff.torch import Countoff."
+    "countoff = Countoff(model=model, optimizer=optimizer) after init_process_group, and iterate "
+    "countoff.train(loader): from countoff.torch import Countoff."
 )
 PREPARED = (
     "countoff = Countoff(accelerator) after prepare(), and iterate countoff.train(loader): "

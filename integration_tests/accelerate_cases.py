@@ -300,7 +300,7 @@ def loaders_of_any_kind() -> dict[str, tuple[int, int, int | None]]:
             read, foretold = 0, None
             for _ in countoff.train(make()):
                 read, foretold = read + 1, countoff.progress().get("countoff/batches_per_epoch")
-            found[name] = read, countoff.guard.train_batches, foretold
+            found[name] = read, countoff.guard.train_batches, None if foretold is None else int(foretold)
     return found
 
 

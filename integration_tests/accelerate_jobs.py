@@ -190,8 +190,8 @@ def run(loop: Loop) -> Outcome:
         for name, loader in evals.items() if own_rank() in (loop.eval_ranks or range(world_size)) else ():
             batches = loader if countoff is None else countoff.eval(loader, name)
             outcome.evals.append(evaluate(accelerator, model, batches, loop, outcome))
-            counted = countoff is not None and not loop.eval_inside
-            outcome.counted_evals.append(countoff.guard.batches if counted else outcome.evals[-1])
+            counted = None if loop.eval_inside else countoff
+            outcome.counted_evals.append(outcome.evals[-1] if counted is None else counted.guard.batches)
 
     for epoch in range(loop.epochs):
         batches = 0

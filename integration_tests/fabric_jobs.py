@@ -242,7 +242,7 @@ def objects_of_a_script(script: Script) -> dict[str, bool]:
     from lightning.fabric.wrappers import _FabricDataLoader
 
     fabric, model, optimizer = start()
-    train = fabric.setup_dataloaders(even_loader(16))
+    train: Any = fabric.setup_dataloaders(even_loader(16))
     attributes = vars(fabric).keys(), vars(train).keys()
     inner, iterate = train._dataloader, _FabricDataLoader.__iter__
     countoff = Countoff(fabric, optimizer=optimizer, uneven_train="stop")

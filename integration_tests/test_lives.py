@@ -34,6 +34,7 @@ def folds() -> tuple[list[bool], int, list[str]]:
     dist.init_process_group("gloo")
     models: list[weakref.ref[Any]] = []
     before = len(step_hooks)
+    countoff = Countoff()
     for fold in range(3):
         model, optimizer = model_and_optimizer()
         models.append(weakref.ref(model))

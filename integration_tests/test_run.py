@@ -89,7 +89,7 @@ def test_uneven_ranks_finish_in_a_program_as_it_is(framework, command, ended, tm
 def test_a_loop_of_its_own_hears_at_its_end_what_to_add(framework, made, tmp_path):
     """It trains to the same bits as without, and rank 0 says it once."""
     if framework != "torch":
-        pytest.importorskip({"fabric": "lightning"}.get(framework, framework))
+        pytest.importorskip("lightning" if framework == "fabric" else framework)
     without = start([*TORCHRUN, PROGRAM, framework, str(tmp_path)], tmp_path)
     code, output = start([*RUN, "--", *TORCHRUN, PROGRAM, framework, str(tmp_path)], tmp_path)
     assert (code, without[0]) == (0, 0), output

@@ -1,6 +1,7 @@
 """Loops with Fabric."""
 
 import itertools
+from typing import Any
 
 import torch
 from lightning.fabric import Fabric
@@ -109,7 +110,8 @@ def work_on_rank_zero_of_fabric(options):
 def evaluation_of_rank_zero_in_fabric(options):
     """Rank 0 alone evaluates with a loader that Fabric has set up, and uneven_eval="off"."""
     fabric, model, optimizer, loader, evaluation = _start(64, 16)
-    countoff = Countoff(fabric, optimizer=optimizer, **{**options, "uneven_eval": "off"})
+    declared: dict[str, Any] = {**options, "uneven_eval": "off"}
+    countoff = Countoff(fabric, optimizer=optimizer, **declared)
     losses = []
     for _ in range(2):
         for batch in countoff.train(loader):

@@ -1,5 +1,9 @@
 """Whole lives of a program: folds and phases, loops without an end, retries, resumes, and objects that mind a touch."""
 
+# Odd objects are what these programs are about.
+# pyright: reportArgumentType=false, reportOptionalMemberAccess=false, reportPossiblyUnboundVariable=false
+# pyright: reportCallIssue=false, reportIncompatibleMethodOverride=false, reportIncompatibleVariableOverride=false
+
 import collections
 import gc
 import itertools

@@ -269,7 +269,7 @@ class Pass(Generic[Batch]):
         self._count: Count | None = None
         self._take: Callable[[], Any] | None = None
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Pass[Batch]:
         if self._batches is None:
             self._batches = iter(self._loader)
         return self

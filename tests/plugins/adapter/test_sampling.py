@@ -170,6 +170,7 @@ def test_a_length_is_known_where_only_torchs_and_accelerates_classes_are_asked(l
     assert known_length(loader) == length
 
 
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata's own call, with torch 2.13
 @pytest.mark.parametrize("known", [{}, {"shuffle": True}, {"sampler": SubsetRandomSampler([1, 2])}])
 def test_the_length_of_torchdatas_loader_is_known_as_torchs(known: dict[str, Any]) -> None:
     """It has samplers of its own."""

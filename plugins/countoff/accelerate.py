@@ -78,6 +78,7 @@ class Countoff(OwnLoop):
     ) -> None:
         settings = Settings.resolve(*own_arguments(Countoff), **options)
         self._accelerator: weakref.ref[Any] = weakref.ref(accelerator)
+        self._held = accelerator  # as long as this object: a program may have no other reference
         self._run = {"epochs": epochs, "max_steps": max_steps}
         self._dataset_size = dataset_size
         rank, world_size = accelerator.process_index, accelerator.num_processes

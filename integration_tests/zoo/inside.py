@@ -24,7 +24,8 @@ from integration_tests.zoo.registry import MODES, Program, program_named
 STDERR: Final = 2
 FAILED: Final = 3
 """The exit code of a rank whose program has raised: it ends here, because its peers may wait in a collective."""
-_CLOSING_SECONDS: Final = 3.0
+_CLOSING_SECONDS: Final = 8.0
+"""Rank 0 completes the last roll calls of a fit that an exception has left for at most 5 s."""
 _current: list[Any] = []
 """What the program that runs has noted."""
 

@@ -76,5 +76,5 @@ def test_the_warning_of_a_guess_says_so_and_how_to_be_exact() -> None:
     guess = Verdict("UnevenBatches", "rank 1 has fewer.", why="They differ.", guess="two threads read the loader")
     warning = as_warning(guess)
     assert warning.why == "This is a guess, and ends nothing: two threads read the loader. They differ."
-    assert "handle.counted" in warning.remedy
+    assert "countoff.train(loader)" in warning.remedy
     assert as_warning(Verdict("LostRank", "rank 1 is gone.")) == Verdict("LostRank", "rank 1 is gone.")

@@ -764,9 +764,7 @@ class Guard:
             self._tell(lambda each: each.failed_alone(error))
         if self.member is None or self._closed:
             return
-        if "DataLoader worker" in shutdown.in_words(
-            error
-        ):  # a launcher's signal may reach a worker before this process
+        if "DataLoader worker" in shutdown.in_words(error):  # a signal of the launcher's may reach the worker first
             until(sigterm.received, time.monotonic() + _WORKER_SECONDS)
         sigterm.wait_if_received()
         if isinstance(error, SystemExit) and not error.code:

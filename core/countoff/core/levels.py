@@ -1,7 +1,7 @@
 """What becomes of a finding: it ends the job, it is a warning, or nothing is said of it. Everything asks here.
 
 Three things decide. What the user has chosen for its kind. Whether it is proved: what a framework's own trainer shows
-is a proof, and so is what an unambiguous loop shows; what is only guessed from outside of a loop warns at most. And
+is a proof, and so is what an unambiguous loop shows; what is only guessed warns at most. And
 whether it does harm: a difference that may be legitimate, such as evaluations of different lengths, warns too.
 """
 
@@ -54,7 +54,7 @@ def as_warning(verdict: Verdict) -> Verdict:
         verdict,
         why=f"This is a guess, and ends nothing: {verdict.guess}. {verdict.why}".strip(),
         remedy=(
-            "to have it compared exactly, take the batches from handle.counted(loader) on the thread that trains. If "
+            "to have it compared exactly, take the batches of countoff.train(loader) on one thread. If "
             f"the ranks are meant to differ here, levels={{'{verdict.kind}': 'off'}}."
         ),
     )

@@ -70,7 +70,7 @@ class CountedLoop:
         self.trainer_ends = False
         self._last_length: int | None = None
         self._position = 0
-        self._start_epoch, self._start_step = epoch, 0
+        self._start_step = 0
         self._plan, self._versions = FitPlan(), dict[str, str]()
         self._steps_of = steps_of
         self._own = own
@@ -173,26 +173,23 @@ class CountedLoop:
         left = self.fit.batches_left(self.fit.epoch_batches)
         return self.guard.resumes.record(self.passes.batch, left=left, steps=self.fit.steps_done)
 
-    def resume_where_begun(self, record: object) -> None:
-        """Resumes at the epoch and the step that the user gave when the fit began; without them, at the record's."""
-        self.resume_from(record, epoch=self._start_epoch or None, steps=self._start_step or None)
-
-    def resume_from(self, record: object, *, epoch: int | None = None, steps: int | None = None) -> None:
+    def resume_from(self, record: object) -> None:
         """Begins another fit from a checkpoint that every rank has loaded. Collective: every rank must call it.
+
+        Optimizer steps before the checkpoint are those that the user gave when the fit began; else the record's.
 
         Args:
             record: What `record` has returned when it was written; an empty mapping if it has none.
-            epoch: Number of the next train epoch, where the framework or the user says it; None: the record's.
-            steps: Optimizer steps that were applied before the checkpoint, likewise.
         """
+        steps = self._start_step or None
         has_trained = self.guard.steps > 0
-        position, known_epoch, known_steps = self._place_of(record)
+        position, epoch, known_steps = self._place_of(record)
         if self._ended:
             return
         self._end_guard()
         self.fit.renew(known_steps if steps is None else steps)
         self.passes.guard = self.guard
-        self.passes.epoch = known_epoch if epoch is None else epoch
+        self.passes.epoch = epoch
         self._begin_fit(replace(self._plan, position=position))
         if record:
             self.guard.resumes.restore(record, Restored(steps=steps), compare=not has_trained)

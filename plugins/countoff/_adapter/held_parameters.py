@@ -15,7 +15,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from countoff._adapter.weight_hashes import modules_of, parameters_of, synchronises_in_its_own_way
+from countoff._adapter.weight_hashes import is_ignored, modules_of, parameters_of, synchronises_in_its_own_way
 from countoff.core.data.plain import bases_of
 
 __all__ = ["holders"]
@@ -50,13 +50,11 @@ def _of_model(model: Any) -> dict[int, frozenset[int]]:
             known[id(parameter)] = frozenset(mesh.mesh.flatten().tolist())
     for _, module in modules_of(model):
         kinds = bases_of(type(module))
-        if DistributedDataParallel in kinds and not synchronises_in_its_own_way(module):
-            group: Any = module.process_group
-        elif fsdp is not None and fsdp.FullyShardedDataParallel in kinds:
-            group = module.process_group
-        else:
+        replicated = DistributedDataParallel in kinds and not synchronises_in_its_own_way(module)
+        if not (replicated or (fsdp is not None and fsdp.FullyShardedDataParallel in kinds)):
             continue
-        ranks = frozenset(dist.get_process_group_ranks(group))
-        for _, parameter in parameters_of(module):
-            known.setdefault(id(parameter), ranks)
+        ranks = frozenset(dist.get_process_group_ranks(module.process_group))
+        for name, parameter in parameters_of(module):
+            if not (replicated and is_ignored(module, name.removeprefix("module."))):
+                known.setdefault(id(parameter), ranks)
     return known

@@ -18,6 +18,7 @@ from countoff._adapter.even_loaders import even_pass
 from countoff._adapter.passes import Count
 from countoff._adapter.weakly import weakly
 from countoff.core import Guard, LoaderFacts, Settings
+from countoff.core.data.plain import ABSENT, in_class
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -144,7 +145,7 @@ class OwnLoop(ABC):
         if self._loop.ended:
             self._record = state
         else:
-            self._loop.resume_where_begun(state)
+            self._loop.resume_from(state)
 
     def close(self) -> None:
         """Ends the fit. Does nothing where none has begun.
@@ -194,7 +195,7 @@ class OwnLoop(ABC):
 
     def _ways(self, loader: Any, name: str | None, position: int) -> dict[str, Any]:
         """Returns what else `Passes.count` takes for a pass over a loader, which goes on at a position."""
-        again = (lambda: iter(())) if isinstance(loader, Iterator) else None
+        again = None if in_class(type(loader), "__next__") is ABSENT else (lambda: iter(()))
         even = functools.partial(even_pass, loader=loader, again=again, proven=self._proves(loader, name))
         return {"loader": loader, "position": position, "even": even}
 
@@ -203,6 +204,8 @@ class OwnLoop(ABC):
 
         It is one over the loader with which the fit began, and that has not changed its batch size since.
         """
+        if self._settings.uneven_train == "raise":
+            return False  # nobody asks
         planned = name is None and any(each is loader for each in self._planned())
         return planned and self._epoch_length(loader) == self._planned_length
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -123,7 +123,7 @@ class TorchLoop(OwnLoop):
         source = self._source(loader)
         facts = self._facts(source)
         loop.fit.totals = self._totals(facts)
-        reference = weakref.ref(source) if hasattr(source, "__weakref__") else (lambda: source)
+        reference = _reference(source)
         loop.train_loader, loop.may_resume = reference, saves_state(source)
         loop.length_now = lambda: known_length(reference())
         return facts
@@ -157,6 +157,14 @@ class TorchLoop(OwnLoop):
     def _totals(self, facts: LoaderFacts) -> Totals:
         dp_degree = self._own.dp_degree
         return Totals(facts, dp_degree=dp_degree, framework="len(loader)", dataset_size=self._dataset_size)
+
+
+def _reference(source: Any) -> Callable[[], Any]:
+    """Returns a weak reference to a loader; what returns None for one that has no such, as a list."""
+    try:
+        return weakref.ref(source)
+    except TypeError:
+        return lambda: None
 
 
 def _listed(given: Any) -> list[Any]:

@@ -259,7 +259,7 @@ def held_in_common(models: Iterable[Any]) -> Iterator[tuple[tuple[int, ...], str
             prefix = f"{path}." if len(wrappers) > 1 and path else ""
             apart = synchronises_in_its_own_way(wrapper)
             for name, parameter in parameters_of(_inside(wrapper)):
-                known_before, ignored = id(parameter) in known, _is_ignored(wrapper, name)
+                known_before, ignored = id(parameter) in known, is_ignored(wrapper, name)
                 known.add(id(parameter))
                 if len(ranks) > 1 and not (known_before or ignored or apart) and _is_readable(parameter):
                     yield ranks, prefix + name, parameter.detach(), parameter.requires_grad
@@ -304,7 +304,7 @@ def _stored(module: Any, name: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _is_ignored(wrapper: DistributedDataParallel, name: str) -> bool:
+def is_ignored(wrapper: DistributedDataParallel, name: str) -> bool:
     ignored: Any = getattr(wrapper, "parameters_to_ignore", ())
     return name in ignored or f".{name}" in ignored  # a parameter of the wrapped module itself may have either name
 

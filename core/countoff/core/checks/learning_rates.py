@@ -114,14 +114,10 @@ class LearningRateCheck(Check):
 
     def stepped(self, span: SpanCounters, steps: int) -> None:  # noqa: D102
         self.watches_steps = steps < COMPARED_STEPS
-        state, rates = self._state, self._rates_in_force()
-        if (
-            steps > COMPARED_STEPS
-            or not rates
-            or len(self._holders) < 2
-            or self._others is None
-            or not state.evidence.steps_by_batch
-        ):
+        state, others = self._state, self._others
+        if others is None or len(self._holders) < 2 or steps > COMPARED_STEPS or not state.evidence.steps_by_batch:
+            return
+        if not (rates := self._rates_in_force()):
             return
         key, where = self._step_key(steps), f"at optimizer step {steps} (batch {span.started} of {span.name})"
         state.rates.keep(key, rates)
@@ -130,7 +126,7 @@ class LearningRateCheck(Check):
             ranks = int(standing["rank"]), state.rank
             return rate_mismatch(where, key, ranks, parse_rates(standing), rates, why=_WHY)
 
-        self._others.compare(key, lambda: {"rank": state.rank, "rates": list(rates)}, judge)
+        others.compare(key, lambda: {"rank": state.rank, "rates": list(rates)}, judge)
 
     def tick(self, span: SpanCounters) -> Callable[[TickPlace], TickPart]:  # noqa: D102
         return partial(self._part, self.rates())

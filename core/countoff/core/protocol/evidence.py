@@ -24,8 +24,8 @@ class Evidence:
         current: Returns the thread that calls it.
         optimizers_told: Whether the steps that are told are those of optimizers which the user or the framework has
             named; otherwise they are those of all optimizers of the process.
-        own_loop: Whether a person writes the loop. Who evaluates is then no proof of harm,
-            and a break may leave an epoch that goes on after a resume.
+        own_loop: Whether a person writes the loop. Who evaluates is then no proof of harm, and a break may leave an
+            epoch that goes on after a resume.
         steps_by_batch: Whether it is known after which batch each optimizer step was applied: batches and steps are on
             one thread.
     """

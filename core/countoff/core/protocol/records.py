@@ -61,7 +61,7 @@ class FitPlan:
         batches_between_evaluations: Train batches from one evaluation within an epoch to the next, where the framework
             computes them from the length of this rank's loader.
         runs_to_end: Whether every train epoch goes on to the end of its loader or to a known limit, as that of a
-            framework's trainer does. A loop that is watched from outside may leave it anywhere: lengths that differ
+            framework's trainer does. A loop that a person writes may leave it anywhere: lengths that differ
             then prove nothing before a rank gets there.
         why_equal_lengths: Why ranks must not differ in `batches_per_epoch`, as one sentence, where that is known.
         dataset_rows: Rows of the train dataset, where a sampler deals it out to all ranks. A difference is a warning.

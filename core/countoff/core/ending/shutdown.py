@@ -241,7 +241,8 @@ def raise_verdict(state: State) -> None:
     Raises:
         DivergenceError: Unless `on_divergence` is `warn`.
     """
-    if threading.get_ident() == state.evidence.trainer:
+    trains = threading.get_ident() == state.evidence.trainer
+    if trains:
         state.answered.set()
     if state.settings.on_divergence == "warn":
         return
@@ -251,7 +252,10 @@ def raise_verdict(state: State) -> None:
     sigterm.wait_if_received()  # the process ends by the signal, not by the exception
     if state.end is not None:
         error = error_for(state.end)
-        state.is_caught = forgotten(error)
+        if trains:  # a thread that prefetches may end by it, and the program wait for that thread for ever
+            is_over, thread = forgotten(error), threading.current_thread()
+            goes_on = thread.is_alive if thread is not threading.main_thread() else lambda: True
+            state.is_caught = lambda: is_over() and goes_on()
         try:
             raise error
         finally:

@@ -328,6 +328,7 @@ def classes_during_and_after() -> dict[str, bool]:
     found["after it"] = methods() == before
     del countoff
     accelerator.save_state("saved")  # the first calls after the Countoff is gone
+    accelerator.wait_for_everyone()
     accelerator.load_state("saved")
     with LocalSGD(accelerator, model, local_sgd_steps=2):
         pass

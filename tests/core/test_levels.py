@@ -4,7 +4,7 @@ import pytest
 
 from countoff.core import Settings, Verdict
 from countoff.core.checks import KINDS
-from countoff.core.levels import as_warning, effect
+from countoff.core.levels import effect
 from countoff.core.protocol.actions import PrintWarning, WriteEntry
 from countoff.core.state import State
 
@@ -25,11 +25,6 @@ def test_every_kind_has_levels_and_its_default_is_the_documented_one() -> None:
     for kind in KINDS.values():
         assert kind.default.startswith({"raise": "raises", "warn": "warns"}[kind.level])
         assert kind.level in kind.accepts
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_guess_never_ends_a_job(kind: str) -> None:
-    assert effect(Verdict(kind, "…", guess="two threads"), {kind: KINDS[kind].accepts[0]}) == "warn"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -70,11 +65,3 @@ def test_one_rank_alone_is_only_warned() -> None:
     alone = State(0, 1, Settings(levels={"ResumeMismatch": "raise"}), {})
     alone.note(Verdict("ResumeMismatch", "it jumps."))
     assert isinstance(alone.outbox.get_nowait(), PrintWarning)
-
-
-def test_the_warning_of_a_guess_says_so_and_how_to_be_exact() -> None:
-    guess = Verdict("UnevenBatches", "rank 1 has fewer.", why="They differ.", guess="two threads read the loader")
-    warning = as_warning(guess)
-    assert warning.why == "This is a guess, and ends nothing: two threads read the loader. They differ."
-    assert "countoff.train(loader)" in warning.remedy
-    assert as_warning(Verdict("LostRank", "rank 1 is gone.")) == Verdict("LostRank", "rank 1 is gone.")

@@ -1,21 +1,19 @@
 """What becomes of a finding: it ends the job, it is a warning, or nothing is said of it. Everything asks here.
 
-Three things decide. What the user has chosen for its kind. Whether it is proved: what a framework's own trainer shows
-is a proof, and so is what an unambiguous loop shows; what is only guessed warns at most. And
-whether it does harm: a difference that may be legitimate, such as evaluations of different lengths, warns too.
+Two things decide: what the user has chosen for its kind, and whether it does harm. A difference that may be legitimate,
+such as evaluations of different lengths, warns at most.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import cast
 
 from countoff.core.checks import KINDS
 from countoff.core.verdict import Level, Verdict, VerdictKind
 from countoff.core.words import nearest
 
-__all__ = ["as_warning", "checked", "effect", "parsed"]
+__all__ = ["checked", "effect", "parsed"]
 
 
 def effect(verdict: Verdict, chosen: Mapping[str, Level]) -> Level:
@@ -29,8 +27,6 @@ def effect(verdict: Verdict, chosen: Mapping[str, Level]) -> Level:
         >>> uneven = Verdict("UnevenBatches", "rank 1 ran out of data.")
         >>> effect(uneven, {}), effect(uneven, {"UnevenBatches": "warn"}), effect(replace(uneven, harmful=False), {})
         ('raise', 'warn', 'warn')
-        >>> effect(replace(uneven, guess="two threads read the loader"), {})
-        'warn'
         >>> effect(Verdict("Stalled", "…"), {}), effect(Verdict("Stalled", "…"), {"Stalled": "raise"})
         ('warn', 'raise')
     """
@@ -39,25 +35,7 @@ def effect(verdict: Verdict, chosen: Mapping[str, Level]) -> Level:
     harmful = harms_by_default if verdict.harmful is None else verdict.harmful
     level = chosen.get(verdict.kind, "raise" if harmful else "warn")
     legitimate = harms_by_default and not harmful
-    return "warn" if level == "raise" and (verdict.guess or legitimate) else level
-
-
-def as_warning(verdict: Verdict) -> Verdict:
-    """Returns the warning for a finding that is not proved: it says why it may be wrong, and how to be exact.
-
-    Args:
-        verdict: The finding; one that is proved is returned as it is.
-    """
-    if not verdict.guess:
-        return verdict
-    return replace(
-        verdict,
-        why=f"This is a guess, and ends nothing: {verdict.guess}. {verdict.why}".strip(),
-        remedy=(
-            "to have it compared exactly, take the batches of countoff.train(loader) on one thread. If "
-            f"the ranks are meant to differ here, levels={{'{verdict.kind}': 'off'}}."
-        ),
-    )
+    return "warn" if level == "raise" and legitimate else level
 
 
 def checked(value: object) -> dict[str, Level]:

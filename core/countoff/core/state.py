@@ -22,7 +22,7 @@ from countoff.core.alerts.telling import Telling
 from countoff.core.checks import judge, shows_other_counts
 from countoff.core.checks.lost import absence_by_exit
 from countoff.core.checks.uneven import WHO_EVALUATES, nothing_to_repeat
-from countoff.core.levels import as_warning, effect
+from countoff.core.levels import effect
 from countoff.core.protocol.actions import Action, AddOne, Outbox, PrintWarning, WriteEntry
 from countoff.core.protocol.counters import SpanCounters, folded, hash_step
 from countoff.core.protocol.credits import Credits
@@ -217,7 +217,6 @@ class State:
             micro,
             rates if known else (),
             steps_known=known,
-            guess=counters.guess if inside else "",
         )
 
     def reach(self, mark: Mark, opens: SpanCounters | None = None) -> int:
@@ -562,7 +561,7 @@ class State:
         if level == "raise" and (self.world_size > 1 or verdict.harmful):
             self._propose(verdict)
         elif level != "off":
-            self._note(verdict if verdict.harmful is False else as_warning(verdict))
+            self._note(verdict)
 
     def note(self, verdict: Verdict) -> None:
         """Takes a finding that does no harm by itself."""

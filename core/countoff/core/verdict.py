@@ -63,7 +63,7 @@ class VerdictKind:
         meaning: What was found, in one clause.
         default: What countoff does about it with default settings, in words.
         level: The same as a level.
-        ends: Whether it can end a job, if the user wants that. A kind that rests on a guess cannot.
+        ends: Whether it can end a job, if the user wants that.
         causes: By the verdict's subject; the empty one stands for all that are not listed.
         restart: Whether the job may end otherwise if it is started again.
         label: What the line about the ranks begins with; empty: with the verdict's `standing`.
@@ -143,7 +143,6 @@ class Verdict:
         subject: What the verdict is about, where one kind can concern several things. A warning is printed once for
             each kind and subject.
         point: The name of the point at which learning rates were compared; empty for anything else.
-        guess: Why this is a guess and no proof, as a clause; empty where it is proved. See `countoff.core.levels`.
         harmful: Whether training on would do harm, where that is not as with the kind: a difference may be legitimate.
         again: Where the attempt before has ended in the same way, in words; empty if it has not, or is not known.
     """
@@ -167,7 +166,6 @@ class Verdict:
     behind: tuple[int, ...] = field(default=(), compare=False)
     point: str = field(default="", compare=False)
     hosts: Mapping[int, str] = field(default_factory=dict[int, str], compare=False)
-    guess: str = field(default="", compare=False)
     harmful: bool | None = field(default=None, compare=False)
     again: str = field(default="", compare=False)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
@@ -271,6 +272,7 @@ class Pass(Generic[Batch]):
         self._batches: Iterator[Any] | None = None
         self._count: Count | None = None
         self._take: Callable[[], Any] | None = None
+        self._turn = threading.RLock()  # two threads may ask for the first batch at once
 
     def __iter__(self) -> Pass[Batch]:
         if self._batches is None:
@@ -293,8 +295,10 @@ class Pass(Generic[Batch]):
         self.close()
 
     def _first(self) -> Any:
-        iter(self)
-        batches: Any = self._batches
-        self._count = count = self._owner.count_pass(batches, self._loader, *self._asked)
-        self._take = take = batches.__next__ if count is None else count.take
+        with self._turn:
+            if (take := self._take) is None:
+                iter(self)
+                batches: Any = self._batches
+                self._count = count = self._owner.count_pass(batches, self._loader, *self._asked)
+                self._take = take = batches.__next__ if count is None else count.take
         return take()

@@ -15,7 +15,6 @@ from countoff._adapter.iterator_proxy import IteratorProxy
 from countoff._adapter.sampling import fingerprint_batch
 from countoff.core import DivergenceError, Guard, Verdict
 from countoff.core.protocol.counters import SpanCounters
-from countoff.core.protocol.evidence import SHARED_PASS
 
 __all__ = ["Count", "Even", "Passes"]
 
@@ -294,7 +293,7 @@ class Count:
     """Counts the batches that a loader's own iterator gives to the loop in one pass.
 
     An exception of the loader's is the program's: the loop may catch it and ask for the next batch, or begin another
-    pass, which goes on with the span. Several threads may share a pass if they may share that iterator.
+    pass, which goes on with the span. Threads that share a pass take their batches one after the other.
 
     Args:
         passes: The passes to which it belongs.
@@ -335,72 +334,62 @@ class Count:
         self._even = even
         self._begun = self._over = False
         self._span: _Span | None = None  # None too where the pass is compared by itself
-        self._busy = False  # whether a thread waits for the loader's own iterator
-        self._lock: threading.Lock | None = None  # where several threads share it
-        self._turn = threading.Lock()
-        self._inside, self._ended = 0, False  # with the lock: threads in it, and whether one has seen the end
+        self._turn = threading.RLock()  # one thread at a time takes a batch
         self._more = False  # whether the next batch is known to be fetched, so that to ask for it begins it
 
     def take(self) -> Any:
         """Returns the next batch, and counts it."""
         # After a training step, little of what a batch needs is in the processor's caches, so the time of this is that
         # of the objects that it touches. It calls nothing of countoff's for most batches.
-        if self._over:
-            return next(self._source)
-        try:
-            if not self._begun:
-                with self._turn:  # two threads may ask for the first batch at once
-                    if not self._begun:
-                        self._begin()
-            if self._busy or self._lock is not None:
-                return self._next_shared()
-            if self._passes.unsettled:
-                self._passes.settle()
-            if (thread := threading.get_ident()) != self._thread:
-                self._move(thread)
-            counters, span, more = self._counters, self._span, self._more
-            if more:
-                counters.started = started = counters.started + 1
-                if started >= self._state.alarm and span is not None and span.open:
-                    self._guard.look()
-            self._busy = True
-            began = time.perf_counter()
+        with self._turn:
+            if self._over:
+                return next(self._source)
             try:
-                batch = next(self._source)
-            except Exception:
-                counters.started -= more  # it was not handed out: the loader could not fetch the one after it
-                raise
-            finally:
-                counters.loader_seconds += time.perf_counter() - began
-                self._busy = False
-            if self._lock is not None:  # another thread has come meanwhile
-                self._count_shared()
+                if not self._begun:
+                    self._begin()
+                if self._passes.unsettled:
+                    self._passes.settle()
+                if (thread := threading.get_ident()) != self._thread:
+                    self._move(thread)
+                counters, span, more = self._counters, self._span, self._more
+                if more:
+                    counters.started = started = counters.started + 1
+                    if started >= self._state.alarm and span is not None and span.open:
+                        self._guard.look()
+                began = time.perf_counter()
+                try:
+                    batch = next(self._source)
+                except Exception:
+                    counters.started -= more  # it was not handed out: the loader could not fetch the one after it
+                    raise
+                finally:
+                    counters.loader_seconds += time.perf_counter() - began
+                if not more:
+                    counters.started = started = counters.started + 1
+                    if started >= self._state.alarm and span is not None and span.open:
+                        self._guard.look()
+                if span is not None:
+                    if self._fingerprints_due and span.open:
+                        self._take_fingerprint(batch)
+                    if self.ahead is not None:
+                        self._more = not (at_end := self.ahead.end_of_dataloader)
+                        if at_end and span.open and self._guard.span is counters:  # else an evaluation inside is open
+                            self._guard.last_batch()
+                    if span.epoch is not None:
+                        span.batch = HeldBatch(batch)
+                    span.failed = False
                 return batch
-            if not more:
-                counters.started = started = counters.started + 1
-                if started >= self._state.alarm and span is not None and span.open:
-                    self._guard.look()
-            if span is not None:
-                if self._fingerprints_due and span.open:
-                    self._take_fingerprint(batch)
-                if self.ahead is not None:
-                    self._more = not (at_end := self.ahead.end_of_dataloader)
-                    if at_end and span.open and self._guard.span is counters:  # else an evaluation inside is open
-                        self._guard.last_batch()
-                if span.epoch is not None:
-                    span.batch = HeldBatch(batch)
-                span.failed = False
-            return batch
-        except StopIteration as end:
-            values = end.args
-        except DivergenceError:
-            self._passes.diverged()
-            raise
-        except Exception:  # of the user's own data set
-            self._fail()
-            raise
-        self._stop()  # here, so that a verdict that it raises does not tell of the loader's end
-        raise StopIteration(*values)
+            except StopIteration as end:
+                values = end.args
+            except DivergenceError:
+                self._passes.diverged()
+                raise
+            except Exception:  # of the user's own data set
+                if self._span is not None:
+                    self._span.failed = True
+                raise
+            self._stop()  # here, so that a verdict that it raises does not tell of the loader's end
+            raise StopIteration(*values)
 
     def _begin(self) -> None:
         passes, name = self._passes, self.name
@@ -416,10 +405,10 @@ class Count:
         if name is not None and passes.evaluated is not None and not self.position:
             span.ended = functools.partial(passes.evaluated, name, self._loader)
         if self._even is not None and guard.makes_even:
-            self._source = _InTurn(self._even(guard, self._own, span.even))
+            self._source = self._even(guard, self._own, span.even)
         self._counters, self._state = guard.span, guard.state
         self._fingerprints_due = name is None and bool(guard.data.fingerprints_due)
-        self._begun = True  # last: another thread may ask for a batch as soon as it sees that
+        self._begun = True
 
     def _take_fingerprint(self, batch: Any) -> None:
         data = self._guard.data
@@ -432,45 +421,10 @@ class Count:
         if self._span is not None and self._span.epoch is not None:
             self._guard.evidence.takes(thread)
 
-    def _next_shared(self) -> Any:
-        """Takes the next batch where another thread is taking one. Nothing but the number of batches is looked at."""
-        if self._lock is None:
-            self._lock, self._inside = threading.Lock(), 1  # that thread's call
-            self._counters.guess, self._fingerprints_due = SHARED_PASS, False
-        with self._lock:
-            self._inside += 1
-        batch = next(self._source)
-        self._count_shared()
-        return batch
-
-    def _count_shared(self) -> None:
-        with self._lock or contextlib.nullcontext():
-            self._counters.started += 1
-        self._leave_shared(ended=False)
-
-    def _leave_shared(self, *, ended: bool) -> None:
-        """A thread's call is over. The pass has ended once the last one is, after one of them has seen its end."""
-        with self._lock or contextlib.nullcontext():
-            self._inside -= 1
-            self._ended = self._ended or ended
-            over = self._ended and not self._inside and not self._over
-        if over:
-            self._end()
-
-    def _fail(self) -> None:
-        """The loader has raised an exception."""
-        if self._lock is not None:
-            self._leave_shared(ended=False)
-        elif self._span is not None:
-            self._span.failed = True
-
     def _stop(self) -> None:
         """The loader's own iterator has ended."""
         try:
-            if self._lock is None:
-                self._end()
-            else:
-                self._leave_shared(ended=True)
+            self._end()
         except DivergenceError:
             self._passes.diverged()
             raise
@@ -498,18 +452,3 @@ class Count:
         self._over = True
         if self._span is not None and not self._span.failed:
             self._passes.leave(self._span)
-
-
-class _InTurn:
-    """An iterator that takes one thread at a time."""
-
-    def __init__(self, batches: Iterator[Any]) -> None:
-        self._batches = batches
-        self._turn = threading.Lock()
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        with self._turn:
-            return next(self._batches)

@@ -1,11 +1,10 @@
 """What the threads of a watched loop let countoff prove, and what it is compared with."""
 
 from countoff.core import Settings
-from countoff.core.checks import judge
 from countoff.core.protocol.counters import SpanCounters
-from countoff.core.protocol.evidence import SHARED_PASS, Evidence
+from countoff.core.protocol.evidence import Evidence
 from countoff.core.protocol.records import Mark
-from countoff.core.protocol.rule import beyond_mark, compare_marks
+from countoff.core.protocol.rule import compare_marks
 from countoff.core.state import State
 
 HOME, OTHER = 1, 2
@@ -83,29 +82,3 @@ def test_marks_whose_steps_are_not_known_compare_only_batches() -> None:
     fewer = compare_marks(known, Mark("train_end", "train epoch 0", at=3, rank=1, steps_known=False))
     assert fewer is not None
     assert fewer.kind == "UnevenBatches"
-
-
-def test_what_is_found_in_a_shared_pass_is_a_guess_on_both_ranks() -> None:
-    shared = Mark("train_end", "train epoch 0", at=3, reason="exhausted", rank=1, guess=SHARED_PASS)
-    exact = Mark("train_end", "train epoch 0", at=4, reason="exhausted")
-    found = [
-        compare_marks(Mark.from_json(shared.to_json()), exact),
-        compare_marks(exact, shared),
-        beyond_mark(shared, 0, SpanCounters("train epoch 0", started=4)),
-        beyond_mark(Mark("train_end", "train epoch 0", at=3), 0, SpanCounters("…", started=4, guess=SHARED_PASS)),
-    ]
-    assert [None if each is None else judge(each, 0).guess for each in found] == [SHARED_PASS] * 4
-
-
-def test_a_guess_is_warned_of_once_and_the_marks_after_it_are_not_compared() -> None:
-    state = State(0, 2, Settings(), {})
-    span = SpanCounters("train epoch 0", started=4, guess=SHARED_PASS)
-    state.reach(Mark("train_start", "train epoch 0"), span)
-    span.opened = 0
-    state.receive({"type": "mark", "index": 1, "mark": Mark("train_end", "train epoch 0", at=3, rank=1).to_json()})
-    assert state.proposed is None
-    assert state.outbox.get_nowait().entry["type"] == "notice"
-    state.reach(Mark("train_end", "train epoch 0", at=4))
-    state.receive({"type": "mark", "index": 2, "mark": Mark("fit_end", "the fit", steps=9, rank=1).to_json()})
-    state.reach(Mark("fit_end", "the fit"))
-    assert (state.proposed, state.outbox.empty()) == (None, True)

@@ -8,7 +8,6 @@ and add its kinds and its check to the two lists here.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from countoff.core.checks import (
@@ -140,7 +139,7 @@ def judge(divergence: Divergence, rank: int) -> Verdict:
         found = plan.judge_position(divergence, rank)
     elif found is None and divergence.kind == "LearningRateMismatch":
         found = learning_rates.judge_rates(divergence, rank)
-    return replace(found or uneven.judge_batches(divergence, rank), guess=divergence.guess)
+    return found or uneven.judge_batches(divergence, rank)
 
 
 def shows_other_counts(verdict: Verdict) -> bool:

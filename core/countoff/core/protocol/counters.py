@@ -58,7 +58,6 @@ class SpanCounters:
         credits: Its credits while it is open, where ranks that differ take the same number of batches.
         closed_credits: The same once it is closing.
         notice: A warning that holds if all ranks have closed the span alike.
-        guess: Why what is counted in it is a guess; empty where it is proved.
         resumed_at: Batches started before the pass to which the credits belong, where a run resumes in the span.
     """
 
@@ -80,7 +79,6 @@ class SpanCounters:
     closed_credits: Credits | None = None
     notice: Verdict | None = None
     resumed_at: int = 0
-    guess: str = ""
 
     @property
     def fetched(self) -> int:

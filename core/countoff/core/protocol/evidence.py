@@ -11,9 +11,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-SHARED_PASS = "several threads take the batches of one pass at the same time"
-"""Why what is found in such a pass is a guess."""
-
 
 @dataclass
 class Evidence:

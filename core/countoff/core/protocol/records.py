@@ -181,7 +181,6 @@ class Mark:
         time: Seconds since the epoch at which that rank passed it, by its own clock.
         micro: The micro-batches of the steps before it. Evaluations end without: their counts need the space.
         steps_known: Whether the steps can be compared here; see `Evidence.knows_steps`.
-        guess: Why what this mark shows of its pass is a guess; empty where it is proved.
         rates: The first eight learning rates in force, in a train epoch; empty elsewhere, and where they are not known.
     """
 
@@ -197,7 +196,6 @@ class Mark:
     micro: MicroCounts = NO_MICRO_COUNTS
     rates: tuple[float, ...] = ()
     steps_known: bool = True
-    guess: str = ""
 
     @property
     def in_words(self) -> str:
@@ -218,11 +216,10 @@ class Mark:
 
     def to_json(self) -> dict[str, Any]:
         """The mark as JSON types; `from_json` is its inverse."""
-        rare = ("micro", "rates", "steps_known", "guess")
+        rare = ("micro", "rates", "steps_known")
         values = {name: value for name, value in vars(self).items() if name not in rare}
         told: dict[str, Any] = {"rates": list(self.rates)} if self.rates else {}
         told |= {} if self.steps_known else {"steps_known": False}
-        told |= {"guess": self.guess} if self.guess else {}
         return {**values, "counts": list(self.counts), **told, **self.micro.to_json()}
 
     @classmethod
@@ -245,7 +242,6 @@ class Mark:
             micro=MicroCounts.from_json(record),
             rates=parse_rates(record),
             steps_known=record.get("steps_known", True) is not False,
-            guess=clip(str(record.get("guess", "")), 100),
         )
 
 

@@ -26,7 +26,6 @@ class Divergence:
         announced: Whether the closing was only announced.
         requested: Whether the last batch of the count was requested, and may never arrive.
         micro_batches: Whether only the micro-batches of equal steps differ, which may be legitimate.
-        guess: Why this is a guess; empty where it is proved.
     """
 
     kind: Literal["UnevenBatches", "StepMismatch", "LearningRateMismatch", "PlanMismatch"]
@@ -38,7 +37,6 @@ class Divergence:
     announced: bool = field(default=False, compare=False)
     requested: bool = False
     micro_batches: bool = False
-    guess: str = ""
 
 
 def beyond_mark(mark: Mark, mark_index: int, counters: SpanCounters) -> Divergence | None:
@@ -68,7 +66,6 @@ def beyond_mark(mark: Mark, mark_index: int, counters: SpanCounters) -> Divergen
         evaluation=uneven,
         mark_index=mark_index,
         requested=requested,
-        guess=mark.guess or counters.guess,
     )
 
 
@@ -88,7 +85,6 @@ def beyond_announcement(closing: Mark, counters: SpanCounters) -> Divergence | N
         evaluation=counters.evaluation,
         mark_index=counters.opened,
         announced=True,
-        guess=closing.guess or counters.guess,
     )
 
 
@@ -107,14 +103,13 @@ def compare_marks(standing: Mark, own: Mark, mark_index: int = -1) -> Divergence
     """
     if standing.reason == own.reason == "exited" or "interrupted" in (standing.reason, own.reason):
         return None  # both exit, each wherever a signal has reached it; or an operator has stopped one
-    guess = standing.guess or own.guess
     if standing.kind != own.kind or standing.span != own.span:
-        return Divergence("UnevenBatches", standing, own.at, own, mark_index=mark_index, guess=guess)
+        return Divergence("UnevenBatches", standing, own.at, own, mark_index=mark_index)
     if standing.kind == "train_start" and standing.at != own.at:
         return Divergence("PlanMismatch", standing, own.at, own, mark_index=mark_index)
     if standing.at != own.at or standing.counts != own.counts:
         evaluation = own.kind == "eval_end" and "exited" not in (standing.reason, own.reason)
-        return Divergence("UnevenBatches", standing, own.at, own, evaluation, mark_index, guess=guess)
+        return Divergence("UnevenBatches", standing, own.at, own, evaluation, mark_index)
     if not (standing.steps_known and own.steps_known):
         return None
     other_batches = bool(standing.step_hash and own.step_hash) and standing.step_hash != own.step_hash

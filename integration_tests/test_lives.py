@@ -260,3 +260,53 @@ def test_a_healthy_end_is_silent(run_ranks):
         results = run_ranks(leaves_with_its_store, 2, seconds, hosted_by="rank0", finalise=True)
         assert not any("TCPStore" in result.output or "frame #" in result.output for result in results), results
         assert said(results) == []
+
+
+def replaces_a_process() -> str:
+    """Ranks 0 and 1 have had a fit; then process 2 takes the place of process 1 in a new process group."""
+    process, found = own_rank(), ""
+    where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    for name, pair in (("before", (0, 1)), ("after", (0, 2))):
+        if process not in pair:
+            continue
+        store = dist.PrefixStore(name, dist.TCPStore(*where, is_master=False, wait_for_workers=False))
+        dist.init_process_group("gloo", store=store, rank=pair.index(process), world_size=2)
+        try:
+            with Countoff(deadline_seconds=10) as countoff:
+                for _ in countoff.train(range(4 - (process == 2))):
+                    pass
+        except DivergenceError as error:
+            found = error.verdict.kind
+        dist.destroy_process_group()
+    return found
+
+
+def test_a_process_that_takes_the_place_of_another_one_meets_the_others(run_ranks):
+    """Fits are counted in the store in which ranks meet, not in each process."""
+    results = run_ranks(replaces_a_process, 3, expect=None)
+    assert [result.value for result in results] == ["UnevenBatches", "", "UnevenBatches"], results
+
+
+def fits_one_after_the_other(fits: int) -> list[tuple[int, ...]]:
+    """What a process holds, and the keys of its store, after each fit."""
+    dist.init_process_group("gloo")
+    store: Any = dist.distributed_c10d._get_default_store()  # pyright: ignore[reportAttributeAccessIssue]
+    found = list[tuple[int, ...]]()
+    for _ in range(fits):
+        model, optimizer = model_and_optimizer()
+        with Countoff(model=model, optimizer=optimizer) as countoff:
+            for batch in countoff.train(even_loader(16)):
+                train_on(model, optimizer, batch)
+        dist.barrier()
+        held = threading.active_count(), len(os.listdir("/proc/self/fd")), len(step_hooks)
+        found.append((*held, store.num_keys()))
+        dist.barrier()
+    return found
+
+
+def test_fits_leave_nothing_that_adds_up(run_ranks):
+    """No thread, descriptor, hook or key of the store is left by a fit that the one before it has not left too."""
+    for result in run_ranks(fits_one_after_the_other, 2, 40):
+        later = result.value[3:]
+        assert max(later) == min(later), result.value
+        assert result.value[0][0] == 1

@@ -131,7 +131,7 @@ class Rank:
         self.guard = Guard(chosen, rank=rank, world_size=len(job.programs), learning_rates=lambda: rates)
         self.state = self.guard.state
         self.state.printed.set()  # a failure waits for the printed table
-        self.member = Member(self.state, 0)  # never started: no thread, no connection
+        self.member = Member(self.state)  # never started: no thread, no connection
         self.speaker = self.member.speaker
         self.speaker.link.busy_since = 1.0  # the store is slow: marks do not wait for it
         self.store = store

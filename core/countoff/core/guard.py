@@ -57,9 +57,9 @@ if TYPE_CHECKING:
 _HOLD_SECONDS = 0.005
 _WORKER_SECONDS = 0.5
 _numbers: defaultdict[tuple[Any, ...], Iterator[int]] = defaultdict(itertools.count)
-"""By the key of a part, and () for the whole job: those that meet have begun the same guards with one another."""
+"""For traces, by the key of a part, and () for the whole job. Ranks that have begun the same fits count alike."""
 _alone = itertools.count(1 << 20)
-"""Numbers of guards of one rank, which meet nobody."""
+"""Likewise for guards of one rank."""
 
 
 class Guard:
@@ -222,7 +222,7 @@ class Guard:
                 if plan.why_equal_lengths is None:
                     plan = replace(plan, batches_per_epoch=None, proven_batches_per_epoch=None)
                 start = replace(start, plan=plan, own_batches=self._own_batches)
-            member = Member(self.state, number, self._part)
+            member = Member(self.state, self._part)
             call = self.meet(member, start, of_this_rank)
             member.start()
             self._count_off(start, member, call)

@@ -42,7 +42,7 @@ def test_a_verdict_that_comes_with_the_goodbye_is_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The program then ends with exit code 87: without the verdict nobody could tell why."""
-    member, store = Member(State(1, 2, Settings(), {}), 0), _VerdictAtGoodbye()
+    member, store = Member(State(1, 2, Settings(), {})), _VerdictAtGoodbye()
 
     def channel(*arguments: Any) -> Channel:
         if threading.current_thread().name == "countoff speaker":
@@ -93,7 +93,7 @@ def test_what_other_ranks_may_wait_for_is_written_before_a_guard_is_closed(
 ) -> None:
     """Where ranks are kept even, one that left its loop alone would else leave the others waiting for ever."""
     monkeypatch.setattr(module, "DRAIN_SECONDS", 0.01)
-    member, store = Member(State(0, 2, Settings(uneven_train=policy), {}), 0), _SlowStore()
+    member, store = Member(State(0, 2, Settings(uneven_train=policy), {})), _SlowStore()
 
     def channel(*arguments: Any) -> Channel:
         if threading.current_thread().name == "countoff speaker":
@@ -136,7 +136,7 @@ def test_a_lost_store_is_explained(
     """By its host if that does not answer, by what the lifelines have seen just now, or as far as anybody can tell."""
     monkeypatch.setattr(module, "BETTER_CAUSE_SECONDS", 0.05)
     monkeypatch.setattr(module, "knock", lambda *_: found)
-    member = Member(State(2, 4, Settings(), {}, complete=True), 0)
+    member = Member(State(2, 4, Settings(), {}, complete=True))
     line = member.speaker.link
     line.store_address, line.heartbeats.hosts = ("192.0.2.1", 1), {0: "node-0", 2: "node-1"}
     connected = ProcessThreads(Place("127.0.0.1", 1, "0123456789ab"), line, None, Settings())
@@ -155,7 +155,7 @@ def test_a_store_that_is_not_quite_gone_is_asked_again(monkeypatch: pytest.Monke
     answers = ["open", "closed"]
     monkeypatch.setattr(module, "BETTER_CAUSE_SECONDS", 0.05)
     monkeypatch.setattr(module, "knock", lambda *_: answers.pop(0))
-    member = Member(State(1, 2, Settings(), {}, complete=True), 0)
+    member = Member(State(1, 2, Settings(), {}, complete=True))
     place = Place("127.0.0.1", 1, "0123456789ab")
     member.threads = connected = ProcessThreads(place, member.speaker.link, None, Settings())
     connected.speaking = FakeStore()
@@ -183,7 +183,7 @@ def test_training_begins_once_this_rank_hears_the_others(monkeypatch: pytest.Mon
             waited.append(timeout)
             return False
 
-    member = Member(State(1, 2, Settings(), {}), 0)
+    member = Member(State(1, 2, Settings(), {}))
     member.threads = ProcessThreads(Place("127.0.0.1", 1, "0123456789ab"), member.speaker.link, None, Settings())
     member.threads.listening = Listening()
     monkeypatch.setattr("countoff.core.threads.member.time", SimpleNamespace(monotonic=lambda: now))
@@ -193,6 +193,6 @@ def test_training_begins_once_this_rank_hears_the_others(monkeypatch: pytest.Mon
 
 
 def test_a_rank_without_an_answer_goes_on_by_itself() -> None:
-    member = Member(State(1, 2, Settings(deadline_seconds=0.01), {}), 0)
+    member = Member(State(1, 2, Settings(deadline_seconds=0.01), {}))
     member.wait_for_roll_call(threading.Event())
     assert member.failure == "the job's store does not answer"

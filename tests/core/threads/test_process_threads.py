@@ -32,7 +32,7 @@ def test_a_guard_that_closes_while_it_connects_is_silent(
     closing: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A short healthy job prints nothing; a listener that cannot connect while its guard is open says so."""
-    threads, member = ProcessThreads(PLACE, Link(0, range(2)), None, Settings()), Member(State(0, 2, Settings(), {}), 0)
+    threads, member = ProcessThreads(PLACE, Link(0, range(2)), None, Settings()), Member(State(0, 2, Settings(), {}))
 
     def connect(*_: object) -> Any:
         if threading.current_thread().name == "countoff speaker":
@@ -52,7 +52,7 @@ def test_a_guard_that_closes_while_it_connects_is_silent(
 
 
 def test_the_listener_connects_while_the_speaker_introduces_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads, member = ProcessThreads(PLACE, Link(1, range(2)), None, Settings()), Member(State(1, 2, Settings(), {}), 0)
+    threads, member = ProcessThreads(PLACE, Link(1, range(2)), None, Settings()), Member(State(1, 2, Settings(), {}))
     listened: list[bool] = []
 
     class Waits(_Store):
@@ -73,7 +73,7 @@ def test_the_listener_connects_while_the_speaker_introduces_its_rank(monkeypatch
 
 def test_a_rank_looks_at_no_other_one_before_it_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     """All ranks wait for its report. It has introduced itself by then, and has sent a heartbeat."""
-    threads, member = ProcessThreads(PLACE, Link(1, range(2)), None, Settings()), Member(State(1, 2, Settings(), {}), 0)
+    threads, member = ProcessThreads(PLACE, Link(1, range(2)), None, Settings()), Member(State(1, 2, Settings(), {}))
     store, looked = _Store(), list[tuple[str, ...]]()
     has = store.has
     monkeypatch.setattr(store, "has", lambda *keys: looked.append(keys) or has(*keys))
@@ -95,7 +95,7 @@ def test_lifelines_are_looked_after_though_heartbeats_are_rare(monkeypatch: pyte
     """A host that is gone is to be found as soon in a large job. Whose lifeline it is depends on the host's ranks."""
     store, link = _Store(), Link(1, range(2), seconds=60.0)
     threads = ProcessThreads(PLACE, link, None, Settings())
-    member, tended, knew = Member(State(1, 2, Settings(), {}), 0), threading.Semaphore(0), list[set[int]]()
+    member, tended, knew = Member(State(1, 2, Settings(), {})), threading.Semaphore(0), list[set[int]]()
     monkeypatch.setattr(module, "TEND_SECONDS", 0.05)
     monkeypatch.setattr(module, "Channel", lambda *_: store)
     monkeypatch.setattr(store, "wait", lambda _: threads.closing.wait(), raising=False)
@@ -114,7 +114,7 @@ def test_lifelines_are_looked_after_though_heartbeats_are_rare(monkeypatch: pyte
 def test_a_lifeline_is_withdrawn_before_the_speaker_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next threads at the same place may have none, and its host's other ranks would rely on it."""
     store, threads = _Store(), ProcessThreads(PLACE, Link(1, range(2)), None, Settings())
-    member = Member(State(1, 2, Settings(), {}), 0)
+    member = Member(State(1, 2, Settings(), {}))
     monkeypatch.setattr(module, "Channel", lambda *_: store)
     monkeypatch.setattr(store, "wait", lambda _: threads.closing.wait(), raising=False)
     threads.lifelines.tell(store, stands=True)
@@ -129,7 +129,7 @@ def test_a_lifeline_is_withdrawn_before_the_speaker_ends(monkeypatch: pytest.Mon
 
 def test_a_broken_lifeline_does_not_end_the_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
     """It goes on to look after the guards, and the lifelines are closed: heartbeats decide then."""
-    threads, member = ProcessThreads(PLACE, Link(0, range(2)), None, Settings()), Member(State(0, 2, Settings(), {}), 0)
+    threads, member = ProcessThreads(PLACE, Link(0, range(2)), None, Settings()), Member(State(0, 2, Settings(), {}))
     looks, failed = threading.Semaphore(0), threading.Event()
 
     def fail() -> None:

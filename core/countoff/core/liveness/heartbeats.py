@@ -90,16 +90,29 @@ class Heartbeats:
         self._last: dict[int, _Heard] = {}  # by rank
         self._looked_at = 0.0
         self._read_by_all = self._pruned = 0  # entries of the log
-        self._introduced = False
+        self._place = 0  # on this host; 0 before this rank has introduced itself
         self.all_introduced = False
         self.neighbours: dict[int, Process] = {}
         self.hosts: dict[int, str] = {}
 
     def introduce(self, channel: Channel) -> None:
         """Tells the others where this rank is; a second call does nothing."""
-        if not self._introduced:
-            self._introduced = True
-            hosts.introduce(channel, self._rank, self.host)
+        if not self._place:
+            self._place = hosts.introduce(channel, self._rank, self.host)
+
+    def forget(self, channel: Channel, read: int) -> None:
+        """Removes what this rank has written at a place where no rank meets any more.
+
+        Args:
+            channel: The channel of the whole process, at that place.
+            read: Entries of the log there.
+        """
+        if self._place:
+            hosts.forget(channel, self._rank, self.host, self._place)
+        channel.delete(heartbeat_key(self._rank))
+        if self._rank == self._first:
+            self.all_have_read(read)
+            self.prune(channel)
 
     def write(self, channel: Channel, read: int) -> None:
         """Writes one heartbeat.

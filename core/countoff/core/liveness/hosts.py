@@ -22,13 +22,16 @@ _NAME_BYTES = 66
 _MOST_NAMED = 16
 
 
-def introduce(channel: Channel, rank: int, host: str) -> None:
+def introduce(channel: Channel, rank: int, host: str) -> int:
     """Tells the others on which host this rank is, and the ranks of that host which process it is.
 
     Args:
         channel: The channel of the whole process.
         rank: This rank.
         host: The id of this host; see `host_id`.
+
+    Returns:
+        This rank's place on its host, from 1.
     """
     place = channel.add(f"host/{host}", 1)
     if place == 1:
@@ -36,6 +39,16 @@ def introduce(channel: Channel, rank: int, host: str) -> None:
     channel.report("rank", rank, introduction(channel, host))
     # Last: a rank that is known to be there has a record in the directory.
     channel.set(f"host/{host}/{place}", Process.own(rank).to_json())
+    return place
+
+
+def forget(channel: Channel, rank: int, host: str, place: int) -> None:
+    """Removes what `introduce` has written, where no rank looks any more."""
+    channel.take_back("rank", rank)
+    channel.delete(f"host/{host}/{place}")
+    if place == 1:
+        channel.delete(f"host/{host}")
+        channel.delete("hosts")
 
 
 def introduction(channel: Channel, host: str) -> dict[str, Any]:

@@ -99,6 +99,26 @@ class Channel:
         part._whole = self.whole
         return part
 
+    def at_root(self, prefix: str) -> Channel:
+        """The same connection, and the same thread, with other keys."""
+        other = copy.copy(self)
+        other._prefix, other._whole = prefix, None
+        return other
+
+    def renewed(self, port: int, prefix: str) -> Channel | None:
+        """The same connection with other keys, for another thread once the one that has used it is gone.
+
+        Args:
+            port: The port that it must lead to.
+            prefix: The beginning of all keys.
+
+        Returns:
+            The channel; None if the connection is over, was shut, or is that of a process that has forked this one.
+        """
+        if self._pid != os.getpid() or self._port != port or not self.sockets or self.is_over():
+            return None
+        return self.at_root(prefix)
+
     @property
     def whole(self) -> Channel:
         """The channel that this one is a part of, or itself."""

@@ -9,14 +9,16 @@ with a smaller count than this rank's own is older than its question, and may be
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]  # no stubs
@@ -29,6 +31,7 @@ from countoff.core.waiting import first_pause
 
 _ASKED = "countoff/asked"
 _LONGEST_PAUSE = 0.25
+_numbers: WeakKeyDictionary[Store, Iterator[int]] = WeakKeyDictionary()
 _SHARE = 0.1
 """A pause between two looks is so much of the time that has passed: a long wait gets hardly longer by it."""
 
@@ -38,6 +41,17 @@ def default_store() -> Store | None:
     if not (dist.is_available() and dist.is_initialized()):
         return None
     return dist.distributed_c10d._get_default_store()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+
+
+def next_number(store: Store | None) -> int:
+    """Numbers the guards of this process that meet in a store, from 0.
+
+    Ranks of a process group have begun the same guards in it, however many each process has begun before.
+
+    Args:
+        store: A process group's; None where there is none.
+    """
+    return 0 if store is None else next(_numbers.setdefault(store, itertools.count()))
 
 
 def store_of(group: Any) -> Store:
@@ -73,7 +87,12 @@ class Place:
     @property
     def prefix(self) -> str:
         """The beginning of all keys; those of one guard go on with its number."""
-        return f"countoff/{self.nonce}/"
+        return prefix_of(self.nonce)
+
+
+def prefix_of(nonce: str) -> str:
+    """The beginning of all keys of a place, by its nonce."""
+    return f"countoff/{nonce}/"
 
 
 def choose_place(store: Store, ranks: int = 1) -> Place:
@@ -81,7 +100,7 @@ def choose_place(store: Store, ranks: int = 1) -> Place:
 
     Args:
         store: The job's default store.
-        ranks: How many ranks may connect to it.
+        ranks: How many ranks may connect to it; 0 where they have kept their connections.
 
     Returns:
         The place; one that is refused where the store's host may not open the connections of so many ranks.
@@ -106,7 +125,7 @@ def publish(store: Any, number: int, place: Place) -> int:
 
     Args:
         store: The job's default store.
-        number: Number of the guard in this process; equal on all ranks.
+        number: Number of the guard among those of the store; equal on all ranks.
         place: The place.
 
     Returns:
@@ -123,7 +142,7 @@ def keep_publishing(store: Any, number: int, place: Place, ranks: int, over: Cal
 
     Args:
         store: The job's default store.
-        number: Number of the guard in this process; equal on all ranks.
+        number: Number of the guard among those of the store; equal on all ranks.
         place: The place.
         ranks: How many ranks look into the store: those of the job, or of its parts up to this one.
         over: Waits so many seconds, and returns whether no other rank can ask any more.
@@ -132,6 +151,11 @@ def keep_publishing(store: Any, number: int, place: Place, ranks: int, over: Cal
     while not over(pause_since(began, ranks)):
         if store.add(_ASKED, 0) != answered:
             answered = publish(store, number, place)
+
+
+def take_back(store: Any, number: int) -> None:
+    """Removes rank 0's place once all ranks have read it. Fits would leave one key each."""
+    store.delete_key(_key(number))
 
 
 def take_refusal(store: Any, place: Place) -> None:
@@ -146,7 +170,7 @@ def keep_refusing(store: Any, number: int, place: Place, ranks: int, others: int
 
     Args:
         store: The job's default store.
-        number: Number of the guard in this process; equal on all ranks.
+        number: Number of the guard among those of the store; equal on all ranks.
         place: The place, with the reason.
         ranks: How many ranks look into the store: those of the job, or of its parts up to this one.
         others: How many other ranks ask.
@@ -170,7 +194,7 @@ class Question:
 
     Args:
         store: The job's default store.
-        number: Number of the guard in this process; equal on all ranks.
+        number: Number of the guard among those of the store; equal on all ranks.
 
     Raises:
         RuntimeError: If the job's store lacks a method by which the ranks meet.
@@ -205,7 +229,7 @@ def find_place(
 
     Args:
         store: The job's default store.
-        number: Number of the guard in this process; equal on all ranks.
+        number: Number of the guard among those of the store; equal on all ranks.
         ranks: How many ranks look into the store: those of the job, or of its parts up to this one.
         deadline: When to give up, by `time.monotonic()`.
         given_up: Whether to give up at once.

@@ -9,11 +9,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from countoff.core.liveness.heartbeats import Heartbeats
 from countoff.core.protocol.records import parse_count
 from countoff.core.state import State
+
+if TYPE_CHECKING:
+    from countoff.core.store.channel import Channel
 
 _PROMPT_SECONDS = 0.05
 _SLOW_SECONDS = 0.25
@@ -108,6 +111,19 @@ class Link:
                 self._states[number].receive(entry)
             elif number not in self._known:  # of a guard that other ranks have begun before this one
                 self.early.setdefault(number, []).append(entry)
+
+    def forget(self, channel: Channel) -> None:
+        """Removes what this rank has written at a place where no rank meets any more.
+
+        Args:
+            channel: The channel of the whole process, at that place.
+        """
+        self.heartbeats.forget(channel, self.read)
+        channel.delete(f"lifeline/{self.rank}")
+        if self.rank == self.ranks[0]:
+            channel.delete("lifeline")
+            for number in self._known:
+                channel.delete(f"{number}/plan")
 
     @property
     def prompt(self) -> bool:

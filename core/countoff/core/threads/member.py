@@ -9,6 +9,7 @@ import contextlib
 import threading
 import time
 import weakref
+from typing import Any
 
 from countoff.core.at_exit import at_exit
 from countoff.core.checks.lost import lost_host, lost_rank, lost_store
@@ -19,14 +20,17 @@ from countoff.core.liveness.processes import Process
 from countoff.core.part import Part
 from countoff.core.state import State
 from countoff.core.store.channel import Channel, ChannelError, knock
+from countoff.core.store.kept import keeps
 from countoff.core.store.rendezvous import (
     choose_place,
     default_store,
     find_place,
     keep_publishing,
     keep_refusing,
+    next_number,
     publish,
     store_of,
+    take_back,
     take_refusal,
 )
 from countoff.core.threads.participation import Participation, first_line
@@ -49,20 +53,22 @@ class Member:
 
     Args:
         state: This rank's state.
-        number: Number of the guard in this process; equal on all ranks.
         part: The ranks that meet, if they are a part of the job.
 
     Attributes:
         state: This rank's state.
-        number: Number of the guard.
+        number: Number of the guard among those that have met in the same store; equal on all ranks.
         participation: Whether it still takes part in the comparison.
         speaker: Its speaker.
         watchdog: Its watchdog.
     """
 
-    def __init__(self, state: State, number: int, part: Part | None = None) -> None:
+    def __init__(self, state: State, part: Part | None = None) -> None:
         self.state = state
         self._part = part
+        number = 0
+        with contextlib.suppress(RuntimeError):  # the group was destroyed, which `_meet` says
+            number = next_number(self._store())
         self.number = number
         self.speaker = speaker = Speaker(state, number)
         self.participation = Participation(state, hosts=lambda: speaker.link.heartbeats.hosts)
@@ -209,11 +215,12 @@ class Member:
     def _meet(self) -> None:
         state, given_up = self.state, self.participation.closing.is_set
         try:
-            store = default_store() if self._part is None else store_of(self._part.group)
+            store = self._store()
             if store is None:
                 raise RuntimeError("torch.distributed is not initialised")
             if state.leads:  # its choice is that of all ranks
-                place = standing_place(state.rank, store) or choose_place(store, state.ranks[-1] + 1)
+                new = 0 if keeps(store) else state.ranks[-1] + 1
+                place = standing_place(state.rank, store) or choose_place(store, new)
                 publish(store, self.number, place)
             else:
                 deadline = time.monotonic() + state.settings.deadline_seconds
@@ -230,8 +237,14 @@ class Member:
                 keep_refusing(store, self.number, place, state.ranks[-1] + 1, state.world_size - 1)
             elif state.leads:
                 keep_publishing(store, self.number, place, state.ranks[-1] + 1, self._need_not_answer)
+                if state.complete:
+                    take_back(store, self.number)
             elif place.refused:
                 take_refusal(store, place)
+
+    def _store(self) -> Any:
+        """The store in which the ranks find one another; None without a process group."""
+        return default_store() if self._part is None else store_of(self._part.group)
 
     def _need_not_answer(self, seconds: float) -> bool:
         """Waits so long; returns whether no rank can ask any more where to meet, or is compared if it does."""

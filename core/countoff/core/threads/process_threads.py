@@ -23,8 +23,9 @@ from countoff.core.liveness.heartbeats import seconds_between
 from countoff.core.liveness.lifelines import Lifelines, Loss
 from countoff.core.liveness.processes import Deaths
 from countoff.core.settings import Settings
+from countoff.core.store import kept
 from countoff.core.store.channel import Channel
-from countoff.core.store.rendezvous import Place
+from countoff.core.store.rendezvous import Place, prefix_of
 from countoff.core.threads.join import join
 from countoff.core.threads.link import Link
 from countoff.core.threads.participation import first_line
@@ -51,7 +52,8 @@ _ALERT_LOOK_SECONDS = 0.01
 _lock = threading.Lock()
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 _Key = tuple[int, int, str]  # process, because a forked one has no threads; rank, because tests have several; nonce
-_links: dict[_Key, Link] = {}
+_links: weakref.WeakKeyDictionary[Any, dict[_Key, Link]] = weakref.WeakKeyDictionary()
+"""By the job's store."""
 _running: weakref.WeakValueDictionary[_Key, ProcessThreads] = weakref.WeakValueDictionary()
 
 
@@ -69,6 +71,8 @@ class ProcessThreads:
         place: Where the ranks meet.
         store: The job's default store.
         lifelines: Those of this process.
+        places_before: Where this process has met the others in earlier fits, by the beginning of the keys there, with
+            what it has left there.
         connected: Set once the speaker has its connection, or will have none.
         listening: Set once the listener has its connection, or will have none although the speaker has one.
     """
@@ -81,13 +85,14 @@ class ProcessThreads:
         self._link = link
         self._members: dict[int, Member] = {}
         self._lock = threading.Lock()
-        self._over = False
+        self._over = self._lost = False
         self.closing = threading.Event()
         self._woken = threading.Event()  # the listener, out of a pause
         self._ready = TimedQueue[Speaker | None]()
         self._parts: dict[int, Channel] = {}
         self._next_heartbeat = self._next_tending = 0.0
         self._pause = _FINISHED_POLL_SECONDS
+        self.places_before: list[tuple[str, Link]] = []
         self.speaking: Channel | None = None
         self._listening: Channel | None = None
         self._deaths: Deaths | None = None
@@ -148,6 +153,9 @@ class ProcessThreads:
         join(self._watchdog)
         self.lifelines.close()  # the others know by now whether this rank takes part in a fit
         self._parts.clear()
+        for thread, channel in ((self.listener, self._listening), (self.speaker, self.speaking)):
+            if channel is not None and not self._lost and not thread.is_alive():
+                kept.keep(self.store, channel)
         for channel in (self._listening, self.speaking):
             if channel is not None:
                 channel.release()
@@ -173,7 +181,8 @@ class ProcessThreads:
 
     def _connect(self) -> Channel:
         place = self.place
-        channel = Channel(place.host, place.port, place.prefix, self.closing.is_set)
+        channel = kept.take(self.store, place)
+        channel = channel or Channel(place.host, place.port, place.prefix, self.closing.is_set)
         channel.keep_alive(self._settings.lost_seconds)
         channel.be_patient(self._settings.stall_seconds)
         return channel
@@ -181,7 +190,7 @@ class ProcessThreads:
     def _lose(self, error: Exception) -> None:
         """Ends the threads' work after the store was lost; each guard decides what that means for it."""
         with self._lock:
-            self._over = True
+            self._over = self._lost = True
         for member in self._all():
             member.lose(error)
 
@@ -297,6 +306,9 @@ class ProcessThreads:
         for member in members:
             if not ready:
                 member.speaker.look(self._part(member.number, channel))
+        if self.places_before and any(member.state.complete for member in members):
+            prefix, before = self.places_before.pop()  # all ranks have come here
+            before.forget(channel.at_root(prefix))
         if self._is_due(self._next_tending):
             self._tend(channel)
         if self._is_due(self._next_heartbeat):
@@ -420,11 +432,13 @@ def connect(member: Member, place: Place, store: Any) -> ProcessThreads:
     with _lock:
         threads = _running.get(key)
         if threads is None or not threads.add(member):
-            for old in [each for each in _links if each[:2] == key[:2] and each not in (key, *_running)]:
-                del _links[old]
+            links = _links.setdefault(store, {})
+            before = [each for each in links if each[:2] == key[:2] and each != key]  # no rank meets there any more
+            places_before = [(prefix_of(each[2]), links.pop(each)) for each in before]
             # The process goes on where it was in the log, if all of its guards were closed for a while.
             beat = seconds_between(len(state.ranks), state.settings)
-            link = _links.setdefault(key, Link(state.rank, state.ranks, beat))
+            link = links.setdefault(key, Link(state.rank, state.ranks, beat))
             threads = _running[key] = ProcessThreads(place, link, store, state.settings)
+            threads.places_before = places_before
             threads.add(member)
     return threads

@@ -310,3 +310,30 @@ def test_fits_leave_nothing_that_adds_up(run_ranks):
         later = result.value[3:]
         assert max(later) == min(later), result.value
         assert result.value[0][0] == 1
+
+
+def diverges_at_its_end(how: str) -> str:
+    """Rank 1 leaves out its last step, which is seen only where the fit ends."""
+    dist.init_process_group("gloo")
+    model, optimizer = model_and_optimizer()
+    countoff = Countoff(model=model, optimizer=optimizer)
+    batches = countoff.train(iter(lambda: next(iter(even_loader())), None))
+    for number in range(5):
+        model(next(batches)[0]).sum().backward()
+        if number < 4 or own_rank() == 0:
+            optimizer.step()
+    if how == "the program ends":
+        return "trained"
+    try:
+        next(Countoff().train(range(1)))
+    except DivergenceError as error:
+        return error.verdict.kind
+    return "not raised"
+
+
+def test_what_is_found_at_the_end_of_a_fit_ends_the_program(run_ranks):
+    """Its exit code tells where nothing of the program's runs any more, and the next fit raises it."""
+    for how, value, code in (("the program ends", "trained", 87), ("another fit begins", "StepMismatch", 0)):
+        results = run_ranks(diverges_at_its_end, 2, how, expect=code, finalise=True)
+        assert [result.value for result in results] == [value] * 2
+        assert any("StepMismatch" in line for line in verdict_lines(results[0]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -117,11 +117,12 @@ class CountedLoop:
             compare: Whether the fit goes on where that checkpoint was written, as in `Resumes.restore`.
             loaders: As for `Fit.begin`.
         """
-        fit, self._ended = self.fit, False
+        fit = self.fit
         for earlier in active_loops():  # its program has gone on to this one, and has said no word of its end
             if earlier.fit.own.part == fit.own.part:
-                with contextlib.suppress(DivergenceError):
+                with _known_verdicts(earlier.guard):
                     earlier.end()
+        self._ended = False
         told = fit.steps_before or None
         if record:
             position, self.passes.epoch, steps = self._place_of(record)
@@ -353,15 +354,26 @@ class CountedLoop:
         if error is not None:
             self._fail_uncaught(error)
         raises = self.fit.settings.on_divergence == "raise"
+        raised = self._failed or getattr(sys, "last_value", None) is not None or self.guard.verdict_is_caught
         if not self._failed and (self.guard.verdict is None or not raises):
             with contextlib.suppress(DivergenceError):
                 self.end()
-        raised = self._failed or getattr(sys, "last_value", None) is not None or self.guard.verdict_is_caught
         late = self.guard.verdict is not None and not raised and raises
         self.guard.close()  # waits until a verdict is printed
         if late:
             # The verdict came after the program's last line: only an exit code can report it.
             shutdown.exit_now()
+
+
+@contextlib.contextmanager
+def _known_verdicts(guard: Guard) -> Iterator[None]:
+    """A context in which a guard may raise again the verdict that it has now, which the program has caught."""
+    known = guard.verdict is not None
+    try:
+        yield
+    except DivergenceError:
+        if not known:
+            raise
 
 
 def active_loops() -> list[CountedLoop]:

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from countoff._adapter.counted_loop import CountedLoop
 from countoff._adapter.even_loaders import even_pass
+from countoff._adapter.fit import Fit, OwnRank
 from countoff._adapter.passes import Count
 from countoff._adapter.weakly import weakly
+from countoff._adapter.words import Words
 from countoff.core import Guard, LoaderFacts, Settings
 from countoff.core.data.plain import ABSENT, in_class
 
@@ -33,7 +35,8 @@ class OwnLoop(ABC):
     """What the `Countoff` of each module has that is for loops without a trainer.
 
     The fit begins with the first batch of `train`, where all ranks meet. It ends with `close()`, with the ``with``
-    block, when the same ranks begin the fit of another `Countoff`, or with the program.
+    block, when the same ranks begin the fit of another `Countoff`, or with the program. A copy of the object, also one
+    by pickle, counts nothing, so that what holds it can be copied.
 
     Args:
         settings: The user's choices.
@@ -41,7 +44,10 @@ class OwnLoop(ABC):
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._loop = self._new_loop()
+        self._set_up(self._new_loop())
+
+    def _set_up(self, loop: CountedLoop) -> None:
+        self._loop = loop
         self._record: Mapping[str, Any] | None = None
         self._planned: Callable[[], list[Any]] = weakly(())  # the loader whose length the fit's plan has
         self._planned_length: int | None = None
@@ -156,6 +162,9 @@ class OwnLoop(ABC):
         """
         self._loop.end()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _copy_of, (type(self),)
+
     def __enter__(self) -> Self:
         return self
 
@@ -258,6 +267,14 @@ class OwnLoop(ABC):
         self._begin(loader)
         common = self._loop.guard.common_length if self._proves(loader, name) else None
         return length if common is None or length != self._loop.own_length else common
+
+
+def _copy_of(kind: type[OwnLoop]) -> OwnLoop:
+    """Returns a copy of a `Countoff`, which is off: what holds it may be an average of a model, or in a worker."""
+    copied, settings = kind.__new__(kind), Settings(enabled=False)
+    copied._settings = settings
+    copied._set_up(CountedLoop(Fit(settings, Words("", "{}", {}), OwnRank(0, 1, 0, 1)), own=True))
+    return copied
 
 
 class Pass(Generic[Batch]):

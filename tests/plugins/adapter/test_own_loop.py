@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import itertools
+import pickle
 import weakref
 from collections.abc import Iterator
 from typing import Any, NoReturn
@@ -359,6 +361,23 @@ def test_a_dropped_countoff_counts_on_until_another_one_begins() -> None:
     assert len(list(passed)) == 3
     (loop,) = active_loops()
     assert loop.guard.train_batches == 3
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, copy.copy, lambda held: pickle.loads(pickle.dumps(held))])
+def test_what_holds_a_countoff_can_be_copied(copied: Any) -> None:
+    """The copy hands its batches on and counts nothing, and the fit of the original goes on."""
+    held = {"countoff": Countoff(), "model": torch.nn.Linear(1, 1)}
+    counted = held["countoff"].train(range(3))
+    next(counted)
+    again = copied(held)["countoff"] if copied is not copy.copy else copied(held["countoff"])
+    assert list(again.train(range(2))) == [0, 1]
+    assert (again.guard.train_batches, again.progress(), again.state_dict()) == (0, {}, {})
+    with again.uncounted():
+        again.start()
+    again.micro_batch()
+    again.close()
+    assert list(counted) == [1, 2]
+    assert held["countoff"].guard.train_batches == 3
 
 
 def test_a_batch_is_not_kept() -> None:

@@ -27,7 +27,7 @@ from countoff.core.checks.learning_rates import SchedulePlan, judge_schedules, r
 from countoff.core.checks.lost import DIED, LEFT, STOPPED, lost_host, lost_rank, lost_store, unprotected, victim
 from countoff.core.checks.micro_batches import compare_micro_batches
 from countoff.core.checks.model import SharedModel, judge_models
-from countoff.core.checks.plan import PlanCheck, judge_plans, judge_rows, judge_settings
+from countoff.core.checks.plan import PlanCheck, judge_plans, judge_settings
 from countoff.core.checks.rank_map import judge_dp_ranks
 from countoff.core.checks.stalled import ENDED, judge_before_fit, judge_stall
 from countoff.core.checks.steps import compare_steps
@@ -536,7 +536,7 @@ def held() -> Iterator[Situation]:
     """Datasets that samplers deal out, and that are not the same on all ranks."""
     able = [adapter for adapter in ALL if "SplitLeak" in WORDS[adapter].kinds]
     plans = {rank: {"dataset_rows": 90112 if rank == 2 else 90000} for rank in range(4)}
-    yield Situation("PlanMismatch", "a host has an old file", lambda _: judge_rows(plans), adapters=able)
+    yield Situation("PlanMismatch", "a host has an old file", lambda _: judge_plans(plans), adapters=able)
 
 
 def leaks() -> Iterator[Situation]:

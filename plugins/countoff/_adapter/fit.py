@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from countoff._adapter.held_datasets import dealt_rows
+from countoff._adapter.held_datasets import dealt_rows, sampler_arguments
 from countoff._adapter.held_parameters import holders
 from countoff._adapter.schedule_watch import Schedule, ScheduleWatch, run_length
 from countoff._adapter.split_sample import split_sample
@@ -189,7 +189,7 @@ class Fit:
         planned = self.schedules.plans(self.steps_before) if schedules is None else schedules
         self.guard.trace_totals(self._totals_known, self._steps_left)
         self.guard.fit_start(
-            replace(plan, dataset_rows=self._dealt_rows(loaders.get(None))),
+            self._whole(plan, loaders.get(None)),
             versions,
             planned,
             own_length=own_length,
@@ -385,11 +385,18 @@ class Fit:
             return shared_models(self._models())
         return ()
 
-    def _dealt_rows(self, loader: Any) -> int | None:
+    def _whole(self, plan: FitPlan, loader: Any) -> FitPlan:
+        """Returns a plan with what is known of the data, and without what is not compared."""
+        if self.settings.uneven_eval not in ("raise", "warn"):
+            plan = replace(plan, evaluation_limits=None)
+        if self.settings.uneven_eval == "off":
+            plan = replace(plan, evaluation_intervals=None)
         if not self._compares_data:
-            return None
+            return plan
         known = None if self.totals is None else self.totals.dataset_rows
-        return dealt_rows(loader, dp_rank=self.own.dp_rank, dp_degree=self.own.dp_degree, known=known)
+        share = {"dp_rank": self.own.dp_rank, "dp_degree": self.own.dp_degree}
+        rows = dealt_rows(loader, known=known, **share)
+        return replace(plan, dataset_rows=rows, sampler=sampler_arguments(loader, **share))
 
     def _split(self, loaders: Mapping[str | None, Any]) -> SplitSample | None:
         if not self._compares_data or self.settings.levels.get("SplitLeak") == "off":

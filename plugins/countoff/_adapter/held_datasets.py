@@ -19,7 +19,7 @@ from countoff._adapter.torch_facts import of_library
 from countoff.core.data.plain import ABSENT, attribute_of, in_class, items_of
 from countoff.core.data.unobserved import unobserved
 
-__all__ = ["dealt", "dealt_rows", "is_of_hub", "rows_of"]
+__all__ = ["dealt", "dealt_rows", "is_of_hub", "rows_of", "sampler_arguments"]
 
 
 def dealt_rows(loader: Any, *, dp_rank: int, dp_degree: int, known: int | None = None) -> int | None:
@@ -39,6 +39,36 @@ def dealt_rows(loader: Any, *, dp_rank: int, dp_degree: int, known: int | None =
             rows = rows_of(dataset)
             return known if rows is None and dataset is loader.dataset else rows
     return None
+
+
+def sampler_arguments(loader: Any, *, dp_rank: int, dp_degree: int) -> dict[str, Any] | None:
+    """Returns what deals a dataset out to all ranks was made with; None if nothing does, or it is of another class.
+
+    It raises nothing.
+
+    Args:
+        loader: The train loader.
+        dp_rank: The dp_rank of this rank.
+        dp_degree: The number of dp_ranks.
+    """
+    with contextlib.suppress(Exception):  # as above
+        if not isinstance(loader, DataLoader) or dp_degree == 1:
+            return None
+        streaming = sys.modules.get("streaming")
+        if streaming is not None and isinstance(loader.dataset, streaming.StreamingDataset):
+            return _attributes(loader.dataset, "shuffle", "shuffle_seed", "shuffle_algo")
+        if dealt(loader, dp_rank, dp_degree) is None:
+            return None
+        exact = (each for each in samplers_of(loader) if type(each) is DistributedSampler)
+        if (sampler := next(exact, None)) is not None:
+            return _attributes(sampler, "shuffle", "seed", "drop_last")
+    return None
+
+
+def _attributes(of: Any, *names: str) -> dict[str, Any]:
+    """The attributes of an object that it stores as a number or a text."""
+    found = {name: attribute_of(of, name) for name in names}
+    return {name: value for name, value in found.items() if type(value) in (bool, int, str)}
 
 
 def rows_of(dataset: Any) -> int | None:

@@ -67,7 +67,12 @@ def plan_of(state: Any, train: LoaderReport | None, evaluations: Mapping[str, Lo
         own: This rank.
     """
     proven = sorted((label, report.proven) for label, report in evaluations.items())
-    plan = FitPlan(evaluations=zlib.crc32(repr(proven).encode()), dp_rank=own.dp_rank, dp_degree=own.dp_degree)
+    plan = FitPlan(
+        evaluations=zlib.crc32(repr(proven).encode()),
+        dp_rank=own.dp_rank,
+        dp_degree=own.dp_degree,
+        evaluation_limits={f"subset_num_batches ({each.label})": each.subset_num_batches for each in state.evaluators},
+    )
     if train is None:
         return plan
     timestamp, reported = state.timestamp, train.totals.plan.reported_batches_per_epoch
@@ -82,7 +87,15 @@ def plan_of(state: Any, train: LoaderReport | None, evaluations: Mapping[str, Lo
         max_epochs=train.facts.max_epochs,
         max_steps=train.facts.max_steps,
         position=[int(timestamp.epoch), int(timestamp.batch_in_epoch), int(timestamp.batch)],
+        evaluation_intervals=dict(_intervals(state)),
     )
+
+
+def _intervals(state: Any) -> Iterator[tuple[str, str]]:
+    """Yields when Composer evaluates, by evaluator, where it knows that by a time."""
+    for each in state.evaluators:
+        for time in times_of(made_with(each.eval_interval).get("time_interval")):
+            yield f"eval_interval ({each.label})", time
 
 
 def why_equal_lengths(state: Any) -> str | None:

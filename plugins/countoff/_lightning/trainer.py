@@ -44,7 +44,21 @@ def plan_of(trainer: Any, facts: LoaderFacts, proven: int | None, own: OwnRank) 
         proven_batches_per_epoch=proven,
         batches_between_evaluations=None if proven is not None else _fraction_of_length(trainer),
         position=[trainer.current_epoch, batches, trainer.global_step],
+        limits={"limit_train_batches": trainer.limit_train_batches},
+        evaluation_intervals=_intervals(trainer),
+        evaluation_limits={"limit_val_batches": trainer.limit_val_batches},
     )
+
+
+def _intervals(trainer: Any) -> dict[str, Any]:
+    """Returns when the Trainer evaluates, by the names of its arguments; nothing where it does not."""
+    if not trainer.enable_validation:
+        return {}
+    interval = trainer.val_check_interval
+    return {
+        "val_check_interval": interval if isinstance(interval, (int, float)) else str(interval),
+        "check_val_every_n_epoch": trainer.check_val_every_n_epoch,
+    }
 
 
 def _fraction_of_length(trainer: Any) -> int | None:

@@ -13,15 +13,15 @@ from countoff.core.checks.plan import (
     PlanCheck,
     agreed_fields,
     first_difference,
+    joined,
     judge_plans,
-    judge_rows,
     judge_settings,
 )
 from countoff.core.levels import effect
 from countoff.core.protocol.records import FitPlan
 from countoff.core.settings import Settings
 from countoff.core.state import State
-from countoff.core.verdict import remedy_for
+from countoff.core.verdict import Verdict, remedy_for
 from countoff.core.words import ranks_by
 
 
@@ -64,7 +64,10 @@ def test_a_plan_mismatch_names_the_one_rank_that_differs() -> None:
 @pytest.mark.parametrize("field", PROOF_FIELDS)
 def test_a_plan_mismatch_is_about_its_field(field: str) -> None:
     """Each field has a cause, and a remedy that speaks of it; that for what follows from lengths is the adapter's."""
-    found = judge_plans({0: {field: 8}, 1: {field: 4}})
+    values: list[Any] = [8, 4]
+    if field in ("limits", "evaluation_intervals"):
+        values = [{"limit": each} for each in values]
+    found = judge_plans({rank: {field: value} for rank, value in enumerate(values)})
     assert found is not None
     assert (found.subject, found.standing) == (field, "differ")
     assert found.why.endswith(".")
@@ -101,29 +104,67 @@ def test_rows_that_are_not_known_are_not_compared() -> None:
     check, found = compared(FitPlan(dataset_rows=96), FitPlan(), FitPlan(dataset_rows=96))
     assert (check.datasets_differ, found) == (False, [])
     with pytest.raises(ValueError, match="expected a whole number"):
-        judge_rows({0: {"dataset_rows": 96}, 1: {"dataset_rows": "all"}})
+        judge_plans({0: {"dataset_rows": 96}, 1: {"dataset_rows": "all"}})
+
+
+def found_in(**differ: tuple[Any, Any]) -> Any:
+    """What is found in the plans of two ranks that differ in some fields."""
+    [verdict] = compared(*(FitPlan(**{field: each[rank] for field, each in differ.items()}) for rank in range(2)))[1]
+    return verdict
 
 
 def test_lengths_that_differ_have_the_datasets_as_their_cause() -> None:
-    """It is said once, and a difference that has another cause is not said to have that one."""
+    """A difference of datasets is a warning, and what follows from it ends the job."""
+    found = found_in(batches_per_epoch=(12, 11), dataset_rows=(96, 88))
+    assert found.sentence == "before the first batch, the train dataset has 96 rows on rank 0, 88 rows on rank 1."
+    assert found.why.endswith(" From this follows: batches_per_epoch is 12 on rank 0, 11 on rank 1.")
+    assert found.remedy.startswith("give every rank the same dataset")
+    assert "compare_data" not in found.remedy
+    assert effect(found, {}) == "raise"
 
-    def found(lengths: tuple[int, int], rows: tuple[int, int], **more: Any) -> Any:
-        plans = [
-            FitPlan(
-                batches_per_epoch=length, dataset_rows=rows[rank], **{key: each[rank] for key, each in more.items()}
-            )
-            for rank, length in enumerate(lengths)
-        ]
-        [verdict] = compared(*plans)[1]
-        return verdict
 
-    known = found((12, 11), (96, 88))
-    assert known.sentence == "before the first batch, batches_per_epoch is 12 on rank 0, 11 on rank 1."
-    assert known.why.startswith("The train dataset has 96 rows on rank 0, 88 rows on rank 1. ")
-    assert known.remedy.startswith("give every rank the same dataset")
-    assert effect(known, {}) == "raise"
-    assert "dataset" not in found((12, 11), (96, 96)).why
-    assert "dataset" not in found((12, 12), (96, 88), batch_size=(8, 9)).why
+def test_all_differences_are_named_at_once_and_the_cause_comes_first() -> None:
+    found = found_in(
+        sampler=({"seed": 0, "shuffle": True}, {"seed": 1, "shuffle": True}),
+        batch_size=(8, 4),
+        batches_per_epoch=(8, 16),
+        max_steps=(24, 48),
+        gradient_accumulation_steps=(1, 2),
+        evaluation_limits=({"limit_val_batches": 2}, {"limit_val_batches": 3}),
+    )
+    assert found.sentence == "before the first batch, the sampler's seed is 0 on rank 0, 1 on rank 1."
+    told = found.why.partition(" From this follows: ")[2]
+    assert told == (
+        "batches_per_epoch is 8 on rank 0, 16 on rank 1; max_steps is 24 on rank 0, 48 on rank 1. Besides, batch_size "
+        "is 8 on rank 0, 4 on rank 1; gradient_accumulation_steps is 1 on rank 0, 2 on rank 1; limit_val_batches is 2 "
+        "on rank 0, 3 on rank 1: that must be the same on every rank, too."
+    )
+    assert effect(found, {}) == "raise"
+
+
+@pytest.mark.parametrize(
+    ("field", "values", "said"),
+    [("dataset_rows", (96, 88), "From this follows: "), ("position", ([0, 1, 2], [0, 2, 2]), "Besides, ")],
+)
+def test_schedules_that_differ_are_named_behind_the_cause(field: str, values: tuple[Any, Any], said: str) -> None:
+    """They end the job, which different datasets alone do not."""
+    plan = found_in(**{field: values})
+    rates = Verdict("LearningRateMismatch", "before the first batch, LinearLR is made for 8 steps on rank 0.")
+    [found] = joined([plan, rates], {})
+    assert found.sentence == plan.sentence
+    assert found.why.endswith(f" {said}LinearLR is made for 8 steps on rank 0.")
+    assert effect(found, {}) == "raise"
+    assert joined([plan, rates], {"LearningRateMismatch": "off"}) == [plan]
+    [warned] = joined([plan, rates], {"LearningRateMismatch": "warn"})
+    assert warned.harmful == plan.harmful
+    assert joined([rates], {}) == [rates]
+
+
+@pytest.mark.parametrize("field", ["sampler", "evaluation_limits"])
+def test_what_may_be_meant_is_a_warning(field: str) -> None:
+    found = found_in(**{field: ({"of": 1}, {"of": 2, "more": 3})})
+    assert effect(found, {"PlanMismatch": "raise"}) == "warn"
+    assert (found.subject, remedy_for(found, {}) != "") == (field, True)
 
 
 def test_ranks_that_compare_weights_after_different_steps_do_not_begin() -> None:

@@ -106,8 +106,7 @@ class LearningRateCheck(Check):
         for rank, report in reports.items():
             if "holders" in report:
                 groups.setdefault(str(report["holders"]), {})[rank] = report.get("schedules", ())
-        if not refused:
-            yield from map(judge_schedules, groups.values())
+        yield from map(judge_schedules, groups.values())
 
     def fit_started(self, start: FitStart, others: Others | None) -> None:  # noqa: D102
         self._others, self._holders = others, start.holders

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from countoff.core.checks.check import Check, FitStart
 from countoff.core.protocol.records import Records, parse_count
 from countoff.core.protocol.rule import Divergence
-from countoff.core.verdict import Cause, Standing, Verdict, VerdictKind
+from countoff.core.verdict import Cause, Level, Standing, Verdict, VerdictKind
 from countoff.core.words import count_of, names_of, ranks_by
 
 __all__ = [
@@ -24,24 +24,27 @@ __all__ = [
     "PROOF_FIELDS",
     "PlanCheck",
     "agreed_fields",
+    "datasets_differ",
     "each_on",
+    "joined",
     "judge_plans",
     "judge_position",
-    "judge_rows",
     "mismatch_of",
     "outvoted",
 ]
 
 PROOF_FIELDS = (
+    "dp_degree",
+    "batch_size",
+    "limits",
+    "evaluation_intervals",
+    "gradient_accumulation_steps",
+    "max_epochs",
     "batches_per_epoch",
     "proven_batches_per_epoch",
     "batches_between_evaluations",
-    "batch_size",
-    "gradient_accumulation_steps",
-    "max_epochs",
     "max_steps",
     "position",
-    "dp_degree",
 )
 """Fields of a `FitPlan` in which ranks must not differ; each is the subject of its `PlanMismatch`."""
 LIMITS = ("max_epochs", "max_steps")
@@ -50,12 +53,35 @@ OWN_LENGTH = "own_batches_per_epoch"
 LENGTHS = ("batches_per_epoch", "proven_batches_per_epoch")
 DATASET, MODEL, GRADIENTS = "dataset_rows", "model", "gradients"
 """Subjects of a `PlanMismatch` that warns."""
+_MAY_BE_MEANT = (DATASET, "sampler", "evaluation_limits")
+"""Those of them that a plan has."""
+_ORDER = (DATASET, "dp_degree", "sampler", *PROOF_FIELDS[1:], "evaluation_limits")
+"""Fields that are compared, each behind those from which it may follow."""
+_OF_LENGTHS = (*LENGTHS, "batches_between_evaluations", "max_steps")
+_EFFECTS = {
+    **dict.fromkeys((DATASET, "dp_degree", "sampler", "batch_size", "limits", *LENGTHS), _OF_LENGTHS),
+    "evaluation_intervals": ("batches_between_evaluations",),
+    **dict.fromkeys(("gradient_accumulation_steps", "max_epochs"), ("max_steps",)),
+}
+"""By field: the fields that may differ because it does."""
+_OF_SCHEDULES = (*_EFFECTS, *_OF_LENGTHS)
+"""Fields from which other learning-rate schedules may follow."""
+_BEFORE = "before the first batch, "
+_NAMED = {
+    "sampler": "the sampler's {} is",
+    **dict.fromkeys(("limits", "evaluation_intervals", "evaluation_limits"), "{} is"),
+}
+"""Fields that have values by name, with the words for one of these."""
 
 _UNEQUAL = (
     "The ranks' loaders differ in length, so the ranks would end their epochs, and reach every limit and schedule that "
     "depends on the length, at different batches."
 )
 _ENDS = "The rank that ends first would leave the others waiting in a collective."
+_OTHER_INTERVALS = (
+    "The ranks would evaluate after different train batches. A collective of the evaluation would meet one of the "
+    "training."
+)
 _OTHER_SETTINGS = Cause(
     why=(
         "With these settings, ranks tell one another which batches they have. A rank with another setting does not do "
@@ -77,10 +103,7 @@ PLAN_MISMATCH = VerdictKind(
     causes={
         "batches_per_epoch": Cause(_UNEQUAL),
         "proven_batches_per_epoch": Cause(_UNEQUAL),
-        "batches_between_evaluations": Cause(
-            "The ranks would evaluate after different train batches. A collective of the evaluation would meet one of "
-            "the training."
-        ),
+        "batches_between_evaluations": Cause(_OTHER_INTERVALS),
         "batch_size": Cause(
             "The averaged gradient would give the samples of some ranks more weight than those of others.",
             "use the same batch_size on every rank.",
@@ -99,6 +122,19 @@ PLAN_MISMATCH = VerdictKind(
         ),
         "dp_degree": Cause(
             "The ranks would divide the data into different numbers of shares.", "build the same mesh on every rank."
+        ),
+        "limits": Cause(_ENDS, "give every rank the same limit."),
+        "evaluation_intervals": Cause(_OTHER_INTERVALS, "give every rank the same interval."),
+        "evaluation_limits": Cause(
+            "The ranks would evaluate on different numbers of batches. Where an evaluation synchronises batch by "
+            "batch, one rank would wait for another for ever; a metric that ranks reduce counts some more than others.",
+            "give every rank the same limits of an evaluation.",
+        ),
+        "sampler": Cause(
+            "A sampler gives each rank its share of one common order. With different orders, some samples are read by "
+            "several ranks and others by none.",
+            "make the sampler with the same arguments on every rank, but for the rank itself. If they are to differ: "
+            "compare_data=False.",
         ),
         DATASET: Cause(
             "A sampler gives each rank its share of one dataset, and takes every rank to hold the same one. Otherwise "
@@ -147,27 +183,108 @@ class PlanCheck(Check):
 
     def compare_reports(self, reports: Records, *, complete: bool, refused: bool) -> Iterator[Verdict | None]:  # noqa: D102
         plans = {rank: report["plan"] for rank, report in reports.items()}
-        rows = judge_rows(plans)
-        self.datasets_differ = rows is not None
-        yield judge_settings(reports) or _by_rows(judge_plans(plans), plans) or rows
+        self.datasets_differ = datasets_differ(plans)
+        yield judge_settings(reports) or judge_plans(plans)
+
+
+class _Difference(NamedTuple):
+    """One value in which the ranks' plans differ.
+
+    Attributes:
+        subject: What the value is one of: the subject of its `PlanMismatch`.
+        words: What it is on which ranks.
+        ranks: The ranks that it names.
+        standing: What is proved of them.
+    """
+
+    subject: str
+    words: str
+    ranks: tuple[int, ...]
+    standing: Standing
 
 
 def judge_plans(plans: Mapping[int, Mapping[str, Any]]) -> Verdict | None:
-    """Returns a `PlanMismatch` if the ranks' plans differ in one of `PROOF_FIELDS`, as far as they are known.
+    """Returns a `PlanMismatch` of all in which the ranks' plans differ, as far as they are known.
 
+    It is about the first difference, from which others may follow. It warns if all of them may be meant.
+
+    >>> plans = {rank: {"batch_size": size, "batches_per_epoch": 64 // size} for rank, size in enumerate([8, 4])}
+    >>> found = judge_plans(plans)
+    >>> found.sentence
+    'before the first batch, batch_size is 8 on rank 0, 4 on rank 1.'
+    >>> found.why.rpartition(". ")[2]
+    'From this follows: batches_per_epoch is 8 on rank 0, 16 on rank 1.'
+    >>> judge_plans({rank: {"dataset_rows": 96 - 8 * (rank == 2)} for rank in range(4)}).sentence
+    'before the first batch, the train dataset has 88 rows on rank 2, 96 rows on ranks 0, 1, 3.'
     >>> judge_plans({0: {"position": [0, 3, 0]}, 1: {"position": None}}) is None
     True
     >>> judge_plans({rank: {"batches_per_epoch": 8 - rank, "runs_to_end": False} for rank in (0, 1)}) is None
     True
     """
+    differences = list(_differences(plans))
+    if not differences:
+        return _judge_limit(plans)
+    first, *others = differences
+    subjects = [each.subject for each in differences]
+    follow = [each for each in others if any(each.subject in _EFFECTS.get(cause, ()) for cause in subjects)]
+    apart = [each for each in others if each not in follow]
+    why = (_why_equal(plans) if first.subject in LENGTHS else "") or PLAN_MISMATCH.causes[first.subject].why
+    if follow:
+        why += f" From this follows: {'; '.join(each.words for each in follow)}."
+    if apart:
+        why += f" Besides, {'; '.join(each.words for each in apart)}: that must be the same on every rank, too."
+    found = mismatch_of(first.subject, first.words, first.ranks, first.standing, why=why)
+    if not set(subjects) - set(_MAY_BE_MEANT):
+        return replace(found, harmful=False)
+    return replace(found, remedy=_SAME_DATASET) if first.subject == DATASET else found
+
+
+def joined(found: Sequence[Verdict], levels: Mapping[str, Level]) -> list[Verdict]:
+    """Returns what was found at the start of a fit, with learning-rate schedules that differ behind their cause.
+
+    Args:
+        found: What the checks have found.
+        levels: The user's levels, by kind of verdict.
+    """
+    plan = next((each for each in found if each.kind == PLAN_MISMATCH.name and each.subject in _ORDER), None)
+    rates = next((each for each in found if each.kind == "LearningRateMismatch"), None)
+    if plan is None or rates is None:
+        return list(found)
+    rest, level = [each for each in found if each is not rates], levels.get(rates.kind, "raise")
+    if level == "off":
+        return rest
+    follows = "From this follows: " if plan.subject in _OF_SCHEDULES else "Besides, "
+    why = f"{plan.why} {follows}{rates.sentence.removeprefix(_BEFORE)}"
+    both = replace(plan, why=why, harmful=plan.harmful if level == "warn" else None)
+    return [both if each is plan else each for each in rest]
+
+
+def _differences(plans: Mapping[int, Mapping[str, Any]]) -> Iterator[_Difference]:
+    """Yields the values in which plans differ, each behind those from which it may follow."""
     unused = () if all(plan.get("runs_to_end", True) for plan in plans.values()) else LENGTHS
-    for name in [each for each in PROOF_FIELDS if each not in unused]:
-        known = {rank: plan for rank, plan in plans.items() if name in LIMITS or plan.get(name) is not None}
-        difference = first_difference(known, [name])
-        if difference is not None:
-            sentence, ranks = difference
-            standing = "differ" if len(ranks) == len(known) else "out of step"
-            return mismatch_of(name, sentence, ranks, standing, why=_why_equal(plans) if name in LENGTHS else "")
+    for subject in [each for each in _ORDER if each not in unused]:
+        for words, values in _values(plans, subject):
+            groups = ranks_by(values)
+            if len(groups) > 1:
+                ranks, standing = outvoted([ranks for _, ranks in groups])
+                shown = each_on([(_shown(subject, value), ranks) for value, ranks in groups])
+                yield _Difference(subject, f"{words} {shown}", tuple(ranks), standing)
+
+
+def _values(plans: Mapping[int, Mapping[str, Any]], subject: str) -> Iterator[tuple[str, dict[int, Any]]]:
+    """Yields what the plans have of a field, by rank, with the words before it."""
+    known: dict[int, Any] = {rank: plan.get(subject) for rank, plan in plans.items()}
+    if subject not in LIMITS:
+        known = {rank: value for rank, value in known.items() if value is not None}
+    if subject in _NAMED:
+        for name in sorted({name for values in known.values() for name in values}):
+            yield _NAMED[subject].format(name), {rank: each[name] for rank, each in known.items() if name in each}
+    else:
+        yield "the train dataset has" if subject == DATASET else f"{subject} is", known
+
+
+def _judge_limit(plans: Mapping[int, Mapping[str, Any]]) -> Verdict | None:
+    """Returns a `PlanMismatch` if a limit of the run ends an epoch of the shortest loaders alone."""
     lengths = own_lengths(plans)
     limits = {plan.get("max_steps") for plan in plans.values()}
     if len(lengths) > 1 and (limit := next(iter(limits))):
@@ -179,18 +296,9 @@ def judge_plans(plans: Mapping[int, Mapping[str, Any]]) -> Verdict | None:
     return None
 
 
-def judge_rows(plans: Mapping[int, Mapping[str, Any]]) -> Verdict | None:
-    """Returns a `PlanMismatch` that warns if the train datasets that a sampler deals out have different rows.
-
-    >>> judge_rows({rank: {"dataset_rows": 96 - 8 * (rank == 2)} for rank in range(4)}).sentence
-    'before the first batch, the train dataset has 88 rows on rank 2, 96 rows on ranks 0, 1, 3.'
-    """
-    groups = _rows(plans)
-    if len(groups) < 2:
-        return None
-    ranks, standing = outvoted([ranks for _, ranks in groups])
-    found = mismatch_of(DATASET, f"the train dataset has {_rows_in_words(groups)}", ranks, standing)
-    return replace(found, harmful=False)
+def datasets_differ(plans: Mapping[int, Mapping[str, Any]]) -> bool:
+    """Whether the ranks' train datasets are known to differ."""
+    return len({plan[DATASET] for plan in plans.values() if plan.get(DATASET) is not None}) > 1
 
 
 def judge_settings(records: Mapping[int, Mapping[str, Any]]) -> Verdict | None:
@@ -249,7 +357,7 @@ def mismatch_of(
         why: The cause; empty: that of the field.
     """
     more = {"standing": standing, **({"why": why} if why else {})}
-    return PLAN_MISMATCH.found(f"before the first batch, {sentence}.", ranks, subject=field, **more)
+    return PLAN_MISMATCH.found(f"{_BEFORE}{sentence}.", ranks, subject=field, **more)
 
 
 def first_difference(
@@ -305,26 +413,10 @@ def agreed_fields(plans: Mapping[int, Mapping[str, Any]]) -> list[str]:
     return [name for name in names if len(ranks_by({rank: plan.get(name) for rank, plan in plans.items()})) == 1]
 
 
-def _by_rows(found: Verdict | None, plans: Mapping[int, Mapping[str, Any]]) -> Verdict | None:
-    """Gives lengths that differ the cause that is known: the ranks' datasets differ."""
-    groups = _rows(plans)
-    if found is None or found.subject not in LENGTHS or len(groups) < 2:
-        return found
-    why = (
-        f"The train dataset has {_rows_in_words(groups)}. A sampler gives each rank its share of it, and takes all to "
-        "hold the same."
-    )
-    return replace(found, why=why, remedy=_SAME_DATASET)
-
-
-def _rows(plans: Mapping[int, Mapping[str, Any]]) -> list[tuple[int, list[int]]]:
-    """The rows of the train datasets with their ranks, as far as they are known."""
-    known = {rank: rows for rank, plan in plans.items() if (rows := plan.get(DATASET)) is not None}
-    return ranks_by({rank: parse_count(rows) for rank, rows in known.items()})
-
-
-def _rows_in_words(groups: Sequence[tuple[int, Sequence[int]]]) -> str:
-    return each_on([(count_of(rows, "row"), ranks) for rows, ranks in groups])
+def _shown(subject: str, value: Any) -> str:
+    if subject == DATASET:
+        return count_of(parse_count(value), "row")
+    return "unknown" if value is None else str(value)
 
 
 def _why_equal(plans: Mapping[int, Mapping[str, Any]]) -> str:

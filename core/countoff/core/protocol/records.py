@@ -65,6 +65,11 @@ class FitPlan:
             then prove nothing before a rank gets there.
         why_equal_lengths: Why ranks must not differ in `batches_per_epoch`, as one sentence, where that is known.
         dataset_rows: Rows of the train dataset, where a sampler deals it out to all ranks. A difference is a warning.
+        sampler: What that sampler, or a dataset that deals itself out, was made with, by the names of its arguments.
+            Likewise.
+        limits: Limits of a train epoch of the framework's trainer, by its own names.
+        evaluation_intervals: When it evaluates, likewise.
+        evaluation_limits: Its limits of an evaluation, likewise. A difference is a warning.
     """
 
     batches_per_epoch: int | None = None
@@ -83,6 +88,10 @@ class FitPlan:
     runs_to_end: bool = True
     why_equal_lengths: str | None = None
     dataset_rows: int | None = None
+    sampler: Mapping[str, Any] | None = None
+    limits: Mapping[str, Any] | None = None
+    evaluation_intervals: Mapping[str, Any] | None = None
+    evaluation_limits: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The plan as JSON types."""

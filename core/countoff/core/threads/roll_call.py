@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from countoff.core.checks import Checks, late
 from countoff.core.checks.check import FitStart
 from countoff.core.checks.lost import unprotected
-from countoff.core.checks.plan import agreed_fields
+from countoff.core.checks.plan import agreed_fields, joined
 from countoff.core.ending import shutdown
 from countoff.core.liveness.heartbeats import begin_fit
 from countoff.core.protocol.counters import SpanCounters
@@ -215,11 +215,10 @@ class RollCall:
 
     def _compare(self, records: Records) -> None:
         """Compares all reports: the first mismatch becomes a verdict, differences that may be meant become warnings."""
-        complete, refused = len(records) == self._state.world_size, False
+        complete, found = len(records) == self._state.world_size, list[Verdict]()
         for check in self._checks:
-            found = list(filter(None, check.compare_reports(records, complete=complete, refused=refused)))
-            self._find(found)
-            refused = refused or bool(found)
+            found += filter(None, check.compare_reports(records, complete=complete, refused=bool(found)))
+        self._find(joined(found, self._state.settings.levels))
 
     def _find(self, found: Iterable[Verdict | None]) -> None:
         for verdict in found:

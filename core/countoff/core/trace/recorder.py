@@ -122,7 +122,9 @@ class Recorder(Listener):
             run=verdict_file.run(),
             versions=self._versions,
             settings=changed(state.settings),
-            plan={name: value for name, value in plan.to_json().items() if value is not None},
+            plan={
+                name: value for name, value in plan.to_json().items() if value is not None and type(value) is not dict
+            },
         )
 
         def begin() -> list[Line]:

@@ -212,8 +212,8 @@ def judge_plans(plans: Mapping[int, Mapping[str, Any]]) -> Verdict | None:
     >>> found = judge_plans(plans)
     >>> found.sentence
     'before the first batch, batch_size is 8 on rank 0, 4 on rank 1.'
-    >>> found.why.rpartition(". ")[2]
-    'From this follows: batches_per_epoch is 8 on rank 0, 16 on rank 1.'
+    >>> found.why.partition(". ")[0]
+    'From this follows: batches_per_epoch is 8 on rank 0, 16 on rank 1'
     >>> judge_plans({rank: {"dataset_rows": 96 - 8 * (rank == 2)} for rank in range(4)}).sentence
     'before the first batch, the train dataset has 88 rows on rank 2, 96 rows on ranks 0, 1, 3.'
     >>> judge_plans({0: {"position": [0, 3, 0]}, 1: {"position": None}}) is None
@@ -228,12 +228,11 @@ def judge_plans(plans: Mapping[int, Mapping[str, Any]]) -> Verdict | None:
     subjects = [each.subject for each in differences]
     follow = [each for each in others if any(each.subject in _EFFECTS.get(cause, ()) for cause in subjects)]
     apart = [each for each in others if each not in follow]
-    why = (_why_equal(plans) if first.subject in LENGTHS else "") or PLAN_MISMATCH.causes[first.subject].why
-    if follow:
-        why += f" From this follows: {'; '.join(each.words for each in follow)}."
+    told = [f"From this follows: {'; '.join(each.words for each in follow)}."] if follow else []
     if apart:
-        why += f" Besides, {'; '.join(each.words for each in apart)}: that must be the same on every rank, too."
-    found = mismatch_of(first.subject, first.words, first.ranks, first.standing, why=why)
+        told.append(f"Besides, {'; '.join(each.words for each in apart)}: that must be the same on every rank, too.")
+    cause = (_why_equal(plans) if first.subject in LENGTHS else "") or PLAN_MISMATCH.causes[first.subject].why
+    found = mismatch_of(first.subject, first.words, first.ranks, first.standing, why=" ".join((*told, cause)))
     if not set(subjects) - set(_MAY_BE_MEANT):
         return replace(found, harmful=False)
     return replace(found, remedy=_SAME_DATASET) if first.subject == DATASET else found
@@ -254,7 +253,7 @@ def joined(found: Sequence[Verdict], levels: Mapping[str, Level]) -> list[Verdic
     if level == "off":
         return rest
     follows = "From this follows: " if plan.subject in _OF_SCHEDULES else "Besides, "
-    why = f"{plan.why} {follows}{rates.sentence.removeprefix(_BEFORE)}"
+    why = f"{follows}{rates.sentence.removeprefix(_BEFORE)} {plan.why}"
     both = replace(plan, why=why, harmful=plan.harmful if level == "warn" else None)
     return [both if each is plan else each for each in rest]
 

@@ -285,7 +285,7 @@ def verdict_to_json(verdict: Verdict) -> dict[str, Any]:
     if verdict.point:
         texts["point"] = clip(verdict.point, 40)
     left = _TEXT_BYTES - sum(len(json.dumps(part)) for part in (*texts.values(), ranks.get("runs", "")))
-    texts["why"] = clip(verdict.why, min(240, left))
+    texts["why"] = clip(verdict.why, min(400, left))
     left -= len(json.dumps(texts["why"]))
     return {
         "kind": verdict.kind,

@@ -9,6 +9,7 @@ import threading
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+from countoff.core.at_exit import at_exit
 from countoff.core.store.rendezvous import Place, tcp_store
 
 if TYPE_CHECKING:
@@ -58,3 +59,11 @@ def keeps(store: Store) -> bool:
     """Whether this process has connections that an earlier fit has left."""
     with _lock:
         return bool(_kept.get(store))
+
+
+def _forget() -> None:
+    with _lock:
+        _kept.clear()
+
+
+at_exit(_forget)  # registered before any fit is, so called when all of them have ended

@@ -135,6 +135,7 @@ class ProcessThreads:
         """
         with self._lock:
             self._members.pop(member.number, None)
+            self._lost |= member.state.end is not None  # another fit after a verdict is one from nothing
             last = not self._members
             self._over |= last
         if last:

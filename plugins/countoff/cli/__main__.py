@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NoReturn
 
 from countoff.core.words import count_of, nearest
@@ -49,6 +49,10 @@ Watch a job that writes a trace (the setting trace_dir), while it runs:
 What a command does, with examples:
 
     countoff plan --help
+
+The commands plan, check, report, top and completion need an extra:
+
+    pip install 'countoff[cli]'
 """
 _CONFIG = """\
 CONFIG is the file with which a training framework is started; or module:function for a Python config of TorchTitan 0.3
@@ -212,6 +216,9 @@ _SETTINGS = (
 """The settings as flags of `countoff run`: name, metavar, meaning. Addresses to notify are none: others see flags."""
 _WIDEST = 120
 """Longer lines are hard to read."""
+_EXTRA = {"rich": "rich", "jinja2": "Jinja2", "yaml": "PyYAML", "shtab": "shtab", "tomli": "tomli"}
+"""The modules that the extra `cli` brings, and their packages. A plain install brings none: where rich is installed,
+Lightning shows another progress bar."""
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
@@ -286,7 +293,8 @@ def _call(given: Sequence[str], program: str) -> None:
     elif chosen.run is None:
         parser.print_help()
     else:
-        chosen.run(chosen)
+        with _needs_extra(str(command)):
+            chosen.run(chosen)
 
 
 def version(_: argparse.Namespace) -> None:
@@ -353,6 +361,9 @@ def run(chosen: argparse.Namespace) -> None:
         _refuse("run needs a command: countoff run -- torchrun --nproc-per-node 8 train.py", code=2)
     if chosen.json and not chosen.dry_run:
         _refuse("--json of countoff run needs --dry-run: the job itself prints what it prints", code=2)
+    if chosen.report:
+        with _needs_extra("run --report"):  # said before the job, not after it
+            import countoff.report.command  # noqa: F401  # pyright: ignore[reportUnusedImport]
     try:
         variables = command.variables(chosen)
         if chosen.dry_run:
@@ -401,6 +412,18 @@ def demo(chosen: argparse.Namespace) -> None:
         sys.exit(f"countoff: {error}")
     except KeyboardInterrupt:
         _refuse("interrupted; every process of the demo has been ended", code=130)
+
+
+@contextlib.contextmanager
+def _needs_extra(command: str) -> Iterator[None]:
+    """A context in which a package of the extra that is not installed becomes one line that says what to install."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = _EXTRA.get(str(error.name).partition(".")[0])
+        if package is None:
+            raise
+        _refuse(f"{command} needs {package}: pip install 'countoff[cli]'", code=2)
 
 
 def _run(command: Any, chosen: argparse.Namespace) -> None:

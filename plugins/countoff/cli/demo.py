@@ -23,15 +23,13 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from countoff._terminal import console
-
 __all__ = ["DemoFailed", "run_demo"]
 
 _EXAMPLE: Final = "lightning_digits.py"
 _RANKS: Final = range(4)
 _SHORT: Final = _RANKS[-1]
 """The rank that has 11 batches where the others have 12."""
-_NEEDED: Final = {"torch": "torch", "lightning": "lightning", "sklearn": "scikit-learn"}
+_NEEDED: Final = {"rich": "rich", "torch": "torch", "lightning": "lightning", "sklearn": "scikit-learn"}
 _PATIENCE: Final = 6.0
 """Seconds without a batch after which a job counts as hung."""
 _LONGEST: Final = 90.0
@@ -230,4 +228,6 @@ def _wait(ranks: Sequence[BaseProcess], logs: Sequence[Path]) -> list[int | None
 
 
 def _say(text: str, style: str | None = None) -> None:
+    from countoff._terminal import console  # needs rich, which the demo has looked for
+
     console().print(text, style=style, markup=False, emoji=False)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shutil
+import sys
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -107,10 +110,15 @@ def _known(name: str, known: Mapping[str, Subject]) -> Subject:
 
 
 def _print(subjects: Sequence[Subject]) -> None:
-    from rich.console import Console
-    from rich.markdown import CodeBlock, Markdown, MarkdownElement
-    from rich.padding import Padding
-    from rich.text import Text
+    """Prints all about subjects; without rich, their Markdown as it is."""
+    try:
+        from rich.console import Console
+        from rich.markdown import CodeBlock, Markdown, MarkdownElement
+        from rich.padding import Padding
+        from rich.text import Text
+    except ModuleNotFoundError:
+        print("\n\n".join(f"{each.name}\n\n{each.text}" for each in subjects))
+        return
 
     class Message(CodeBlock):
         """A block of code that is wrapped at words: rich's own cuts off what is longer than a line."""
@@ -132,19 +140,9 @@ def _print(subjects: Sequence[Subject]) -> None:
 
 
 def _print_list(subjects: Sequence[Subject]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console()
-    if not console.is_terminal:  # for grep: a line each
-        width = max(len(each.name) for each in subjects)
-        for each in subjects:
-            print(f"{each.name:<{width}}  {each.meaning}")
-        return
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column()
+    """Prints a row for each subject: on a terminal as wide as that is, in a pipe one line, for grep."""
+    names = max(len(each.name) for each in subjects)
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
     for each in subjects:
-        table.add_row(Text(each.name, style="bold"), Text(each.meaning))
-    console.print(table)
+        row = f"{each.name:<{names}}  {each.meaning}"
+        print(textwrap.fill(row, columns, subsequent_indent=" " * (names + 2), break_on_hyphens=False))

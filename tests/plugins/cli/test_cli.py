@@ -15,6 +15,8 @@ from countoff.core.ending.shutdown import EXIT_CODE
 from countoff.plan.issues import CODES
 from tests.paths import ROOT
 
+EXTRA = ("rich", "jinja2", "markupsafe", "yaml", "shtab", "tomli")
+"""What the extra `cli` brings, and a plain install does not."""
 HEAVY = {"torch", "numpy", "sklearn", "lightning", "pytorch_lightning"}
 CALL = "from countoff.cli.__main__ import main\nmain()"
 
@@ -255,3 +257,63 @@ def test_a_missing_framework_is_one_line(missing: tuple[str, ...], named: str) -
     assert finished.returncode == 1
     assert finished.stderr == f"countoff: the demo needs {named}: pip install 'countoff[demo]'\n"
     assert not imported(finished) & HEAVY
+
+
+REFUSED = {
+    "plan --batch-size 2 --world-size 4": "plan needs rich: pip install 'countoff[cli]'",
+    "check train.toml --world-size 4": "check needs rich: pip install 'countoff[cli]'",
+    "report runs/today": "report needs Jinja2: pip install 'countoff[cli]'",
+    "top --json runs/today": "top needs rich: pip install 'countoff[cli]'",
+    "run --report -- echo started": "run --report needs Jinja2: pip install 'countoff[cli]'",
+    "completion bash": "completion needs shtab: pip install 'countoff[cli]'",
+    "notify": "COUNTOFF_NOTIFY has no address: export COUNTOFF_NOTIFY='slack://… mailto://…'",
+}
+"""What commands say where the extra `cli` is not installed."""
+PRINTED = {
+    "--help": "usage: countoff [-h]",
+    "plan --help": "usage: countoff plan",
+    "--version": "countoff ",
+    "version": "countoff ",
+    "explain": "PlanMismatch          ranks start with different",
+    "explain LostRank": "LostRank\n\nA rank raised an exception",
+    "explain --json 87": '{\n  "format": 1',
+    "run --dry-run -- torchrun train.py": "would run: torchrun train.py",
+    "run -- echo started": "started\n",
+}
+"""What works without it."""
+
+
+def run_without_extra(arguments: str, before: str = "") -> subprocess.CompletedProcess[str]:
+    """Runs `countoff` where no module of the extra can be imported."""
+    blocked = f"sys.modules.update(dict.fromkeys({EXTRA}))\n"
+    return run(arguments.split(), before=blocked + before, COUNTOFF_NOTIFY="")
+
+
+@pytest.mark.parametrize("arguments", REFUSED)
+def test_a_command_without_its_extra_says_in_one_line_what_to_install(arguments: str) -> None:
+    """With the exit code of a call that is refused: 1 would be a fault that was found, or a job that failed."""
+    finished = run_without_extra(arguments)
+    assert (finished.returncode, finished.stderr) == (2, f"countoff: {REFUSED[arguments]}\n")
+    assert finished.stdout.startswith("modules: ")
+    assert not imported(finished) & HEAVY
+
+
+@pytest.mark.parametrize("arguments", PRINTED)
+def test_what_a_training_machine_needs_works_without_the_extra(arguments: str) -> None:
+    finished = run_without_extra(arguments)
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.startswith(PRINTED[arguments])
+    assert "Traceback" not in finished.stderr
+    assert not imported(finished) & HEAVY
+
+
+def test_the_demo_without_rich_is_one_line() -> None:
+    finished = run_without_extra("demo", without("rich", "torch"))
+    assert finished.returncode == 1
+    assert finished.stderr == "countoff: the demo needs rich and torch: pip install 'countoff[demo]'\n"
+
+
+def test_every_command_is_tried_without_the_extra() -> None:
+    tried = {arguments.split()[0] for arguments in (*REFUSED, *PRINTED, "demo") if not arguments.startswith("-")}
+    listed = re.findall(r"^    (\w+) ", run(["--help"]).stdout.partition("\n  COMMAND\n")[2], re.MULTILINE)
+    assert tried == set(listed)

@@ -22,7 +22,7 @@ SUITES_FLAGS ?= accelerate
 LOAD_FLAGS ?=
 ZOO_FLAGS ?=
 
-EXTRAS_.venv := composer,lightning,accelerate,transformers,perfetto,notify,demo
+EXTRAS_.venv := cli,composer,lightning,accelerate,transformers,perfetto,notify,demo
 EXTRAS_.venv-latest := all,demo
 # Without Composer, of which only the newest is tried: for torch 2.4, it refuses torch's SGD.
 EXTRAS_.venv-oldest := all,demo
@@ -106,7 +106,7 @@ test-torchtitan: ## TorchTitan's own trainer on two CPU ranks, in an environment
 	test -x .venv-torchtitan/bin/uv || \
 		{ $(PYTHON) -m venv .venv-torchtitan && .venv-torchtitan/bin/python -m pip install --quiet uv; }
 	.venv-torchtitan/bin/uv pip install --quiet --python .venv-torchtitan/bin/python $(UV_FLAGS) \
-		torchtitan==0.3.0 torch==2.13.0 triton pytest --editable .
+		torchtitan==0.3.0 torch==2.13.0 triton pytest --editable '.[cli]'
 	.venv-torchtitan/bin/python -m pytest integration_tests/test_torchtitan.py $(PYTEST_FLAGS)
 
 test-trackers: .venv-trackers/.installed ## the recipes of docs/alerts.md for W&B, MLflow and TensorBoard, offline
@@ -149,7 +149,7 @@ wheels: .venv-wheels/.installed ## what a release uploads, in dist/: built twice
 	.venv-wheels/bin/twine check --strict dist/*
 	@for python in $(PYTHONS); do $(call install_in,build/wheels/$$python) || exit; done
 
-wheels-extras: wheels ## that wheel with each of its extras alone, as a table; EXTRAS_FLAGS="--pythons 3.10 3.13 --only torch report"
+wheels-extras: wheels ## that wheel with each of its extras alone, as a table; EXTRAS_FLAGS="--pythons 3.10 3.13 --only torch cli"
 	.venv-wheels/bin/python -m tests.wheel_extras $(EXTRAS_FLAGS)
 
 sbom: wheels ## what the wheel needs and is tried with, as CycloneDX: build/countoff.cdx.json
@@ -184,13 +184,16 @@ OLDEST := $(foreach name,torch lightning_healthy lightning_uneven lightning_fabr
 integration = $(call pytest,$(1)) integration_tests -m "not nightly and not gpu" -n $(WORKERS) --dist worksteal $(2) $(PYTEST_FLAGS)
 trackers = $(call pytest,.venv-trackers) integration_tests/test_alert_recipes.py $(PYTEST_FLAGS)
 
-# Run outside the checkout, so that it is the installed one.
+# Run outside the checkout, so that it is the installed one: first alone, then with what the command line needs.
 define install_in
 .venv-wheels/bin/uv venv --quiet --python $$python $(1) && \
-	.venv-wheels/bin/uv pip install --quiet --python $(1)/bin/python $(UV_FLAGS) dist/*.whl && \
+	$(call install_wheel,$(1),) && \
 	(cd $(1) && bin/python --version && bin/countoff --version && bin/python -c 'import countoff.core' && \
-	bin/python -m countoff.run --help >/dev/null && bin/countoff plan --batch-size 8 --world-size 4)
+	bin/python -m countoff.run --help >/dev/null && bin/countoff explain 87 >/dev/null) && \
+	$(call install_wheel,$(1),[cli]) && \
+	(cd $(1) && bin/countoff plan --batch-size 8 --world-size 4)
 endef
+install_wheel = .venv-wheels/bin/uv pip install --quiet --python $(1)/bin/python $(UV_FLAGS) "$$(echo dist/*.whl)$(2)"
 
 # Universal: one file for every Python from 3.10 on. Always from the index alone, so that no local build gets pinned.
 define compile

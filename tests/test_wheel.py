@@ -7,7 +7,7 @@ import sys
 import tarfile
 import venv
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -27,42 +27,54 @@ ADDED = {
 """What `countoff explain` prints and `countoff demo` runs: where the wheel has them, and what they are copies of."""
 
 
+CALLBACKS = """
+from lightning.pytorch import Trainer
+print(*(type(each).__name__ for each in Trainer(accelerator="cpu", logger=False).callbacks))
+"""
+
+
 class Installed:
-    """An environment that holds the wheel and its declared dependencies, and nothing else.
+    """An environment that holds what is put into it, what that requires, and nothing else.
 
     Args:
         directory: Where the environment is made.
-        wheel: The wheel.
     """
 
-    def __init__(self, directory: Path, wheel: Path) -> None:
+    def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._bin = directory / "env" / "bin"
         venv.create(directory / "env", with_pip=False, symlinks=True)
+        [self._site] = (directory / "env" / "lib").glob("python*/site-packages")
+
+    def install(self, wheel: Path, *extras: str) -> "Installed":
+        """Installs the wheel, with extras; returns itself."""
         python = str(self._bin / "python")
         install = ["-m", "uv", "pip", "install", "--quiet", "--offline", "--no-cache", "--no-deps", "--python", python]
         call([sys.executable, *install, str(wheel)])
-        [site] = (directory / "env" / "lib").glob("python*/site-packages")
-        [own] = site.glob("countoff-*.dist-info")
-        self._link_requirements(metadata.Distribution.at(own), site)
+        [own] = self._site.glob("countoff-*.dist-info")
+        self._link_requirements(metadata.Distribution.at(own), extras)
+        return self
 
-    def _link_requirements(self, distribution: metadata.Distribution, site: Path) -> None:
-        """Links what a distribution requires from the environment of this process, so that no index is asked."""
+    def link(self, name: str, extras: Iterable[str] = ()) -> None:
+        """Links a distribution, and what it requires, from the environment of this process: no index is asked."""
+        distribution = metadata.distribution(name)
+        for part in {file.parts[0] for file in distribution.files or []} - {"..", "__pycache__"}:
+            if not (self._site / part).exists():
+                (self._site / part).symlink_to(str(distribution.locate_file(part)))
+        self._link_requirements(distribution, extras)
+
+    def _link_requirements(self, distribution: metadata.Distribution, extras: Iterable[str]) -> None:
+        chosen = ["", *extras]
         for requirement in map(Requirement, distribution.requires or []):
-            if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
-                continue
-            required = metadata.distribution(requirement.name)
-            for name in {file.parts[0] for file in required.files or []} - {"..", "__pycache__"}:
-                if not (site / name).exists():
-                    (site / name).symlink_to(str(required.locate_file(name)))
-            self._link_requirements(required, site)
+            if requirement.marker is None or any(requirement.marker.evaluate({"extra": each}) for each in chosen):
+                self.link(requirement.name, requirement.extras)
 
     def run(self, program: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
         """Runs one of the environment's programs, outside the repository."""
         command = [str(self._bin / program), *arguments]
         environment = {"PATH": os.defpath, "HOME": str(self._directory), "LC_ALL": "C.UTF-8"}
         return subprocess.run(
-            command, capture_output=True, text=True, cwd=self._directory, env=environment, timeout=60, check=False
+            command, capture_output=True, text=True, cwd=self._directory, env=environment, timeout=120, check=False
         )
 
 
@@ -86,7 +98,22 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    return Installed(tmp_path_factory.mktemp("installed"), wheel)
+    """The wheel without an extra, as on a machine that trains."""
+    return Installed(tmp_path_factory.mktemp("installed")).install(wheel)
+
+
+@pytest.fixture(scope="module")
+def with_commands(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """The wheel with the extra for the command line."""
+    return Installed(tmp_path_factory.mktemp("with_commands")).install(wheel, "cli")
+
+
+def metadata_of(wheel: Path, field: str) -> list[str]:
+    """The values that the wheel's METADATA has of a field."""
+    with zipfile.ZipFile(wheel) as archive:
+        [name] = (name for name in archive.namelist() if name.endswith("/METADATA"))
+        lines = archive.read(name).decode().splitlines()
+    return [line.removeprefix(f"{field}: ") for line in lines if line.startswith(f"{field}: ")]
 
 
 def test_the_wheel_holds_the_sources_and_nothing_else(wheel: Path) -> None:
@@ -123,18 +150,36 @@ def test_a_build_gives_the_same_bytes_anywhere_and_at_any_time(tmp_path: Path) -
     assert filecmp.cmpfiles(tmp_path / "built", tmp_path / "again", names, shallow=False) == (names, [], [])
 
 
-def test_the_command_line_runs_from_the_wheel(installed: Installed) -> None:
-    """It prints its help, and a plan from flags and from a file: the declared dependencies are all that it needs."""
-    assert installed.run("countoff", "--help").stdout.startswith("usage: countoff")
-    assert installed.run("python", "-m", "countoff", "--help").stdout.startswith("usage: python -m countoff")
-    flags = installed.run("countoff", "plan", "--batch-size", "2", "--seq-len", "2048", "--world-size", "4")
+def test_without_an_extra_the_wheel_requires_nothing(wheel: Path) -> None:
+    assert [each for each in metadata_of(wheel, "Requires-Dist") if "extra == " not in each] == []
+
+
+def test_lightning_gives_a_trainer_the_same_callbacks_once_the_wheel_is_installed(wheel: Path, tmp_path: Path) -> None:
+    """Lightning 2.6 shows rich's progress bar wherever rich is installed, and each Trainer calls the wheel's factories.
+
+    The environment first holds Lightning and what that requires; then also the wheel and what that requires. Nothing is
+    hidden from Lightning: a requirement of the wheel would be linked, and found.
+    """
+    environment = Installed(tmp_path)
+    environment.link("lightning")
+    before = environment.run("python", "-c", CALLBACKS)
+    assert "TQDMProgressBar" in before.stdout, before.stderr
+    after = environment.install(wheel).run("python", "-c", CALLBACKS)
+    assert after.stdout == before.stdout, after.stderr
+
+
+def test_the_command_line_runs_from_the_wheel(with_commands: Installed) -> None:
+    """It prints its help, and a plan from flags and from a file: the extra is all that it needs."""
+    assert with_commands.run("countoff", "--help").stdout.startswith("usage: countoff")
+    assert with_commands.run("python", "-m", "countoff", "--help").stdout.startswith("usage: python -m countoff")
+    flags = with_commands.run("countoff", "plan", "--batch-size", "2", "--seq-len", "2048", "--world-size", "4")
     assert flags.stderr == ""
     assert "2 sequences × 2,048 tokens × 4 data ranks" in flags.stdout
     config = (
         "import pathlib; pathlib.Path('mpt.yaml').write_text('global_train_batch_size: 64\\nmax_duration: 10ba\\n')"
     )
-    assert installed.run("python", "-c", config).returncode == 0
-    plan = installed.run("countoff", "plan", "mpt.yaml", "--world-size", "8")
+    assert with_commands.run("python", "-c", config).returncode == 0
+    plan = with_commands.run("countoff", "plan", "mpt.yaml", "--world-size", "8")
     assert plan.stderr == ""
     assert "8 samples × 8 data ranks" in plan.stdout
 
@@ -158,7 +203,7 @@ def test_an_editable_install_explains_verdicts_too(tmp_path: Path) -> None:
     build = "import sys; from hatchling.build import build_editable; build_editable(sys.argv[1])"
     call([sys.executable, "-c", build, str(tmp_path)])
     [wheel] = tmp_path.glob("*.whl")
-    explained = Installed(tmp_path, wheel).run("countoff", "explain", "LostRank")
+    explained = Installed(tmp_path).install(wheel).run("countoff", "explain", "LostRank")
     assert explained.stderr == ""
     assert explained.stdout.startswith("LostRank\n\nA rank raised an exception")
 
@@ -167,13 +212,19 @@ def test_the_demo_names_the_packages_that_it_needs(installed: Installed) -> None
     """Without them it refuses in one line, with the command that installs them."""
     run = installed.run("countoff", "demo")
     assert run.returncode == 1
-    assert run.stderr == "countoff: the demo needs torch and lightning and scikit-learn: pip install 'countoff[demo]'\n"
+    needed = "rich and torch and lightning and scikit-learn"
+    assert run.stderr == f"countoff: the demo needs {needed}: pip install 'countoff[demo]'\n"
 
 
-def test_a_report_needs_no_extra(installed: Installed, tmp_path: Path) -> None:
+def test_a_command_names_the_extra_that_it_needs(installed: Installed) -> None:
+    run = installed.run("countoff", "plan", "--batch-size", "2", "--world-size", "4")
+    assert (run.returncode, run.stderr) == (2, "countoff: plan needs rich: pip install 'countoff[cli]'\n")
+
+
+def test_the_extra_for_commands_draws_a_report(with_commands: Installed, tmp_path: Path) -> None:
     example_traces.uneven(tmp_path / "trace")
     page = tmp_path / "page.html"
-    run = installed.run("countoff", "report", str(tmp_path / "trace"), "-o", str(page))
+    run = with_commands.run("countoff", "report", str(tmp_path / "trace"), "-o", str(page))
     assert (run.returncode, run.stderr) == (0, "")
     assert run.stdout.startswith("countoff: UnevenBatches: rank 2 ran out of data")
     assert "≠ 90 batches, 90 steps" in page.read_text("utf-8")
@@ -202,11 +253,7 @@ def test_an_adapter_names_its_missing_framework(installed: Installed, adapter: s
 
 def test_each_extra_has_its_case(wheel: Path) -> None:
     """`make wheels-extras` tries each extra of the wheel by itself, but `all`; of one adapter there is none."""
-    with zipfile.ZipFile(wheel) as archive:
-        [name] = (name for name in archive.namelist() if name.endswith("/METADATA"))
-        lines = archive.read(name).decode().splitlines()
-    extras = {line.removeprefix("Provides-Extra: ") for line in lines if line.startswith("Provides-Extra: ")}
-    assert set(EXTRAS) == extras - {"all"}
+    assert set(EXTRAS) == set(metadata_of(wheel, "Provides-Extra")) - {"all"}
     assert set(ADAPTERS) - {name for each in EXTRAS.values() for name in each.adapters} == {"torchtitan"}
 
 

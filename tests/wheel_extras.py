@@ -1,7 +1,7 @@
 """Installs the wheel of dist/ with each of its extras alone, and prints as a table what is there and works.
 
     python -m tests.wheel_extras
-    python -m tests.wheel_extras --pythons 3.10 3.13 --only torch report
+    python -m tests.wheel_extras --pythons 3.10 3.13 --only torch cli
 
 Each environment is empty before, and is deleted after it. The adapters of the extra must import there, each other one
 must name the command that it needs, no other framework may be there, and what the extra is for must work. The exit code
@@ -80,6 +80,12 @@ class Environment:
         return done.stdout
 
 
+def plans(environment: Environment) -> None:
+    """`countoff plan` prints a table, and `countoff report` draws a page."""
+    environment.run("countoff", "plan", "--batch-size", "8", "--world-size", "4")
+    environment.run("countoff", "report", TRACE, "-o", "page.html")
+
+
 def writes_for_perfetto(environment: Environment) -> None:
     """`countoff report` draws the page of a trace, and writes the file for Perfetto."""
     environment.run("countoff", "report", TRACE, "-o", "page.html", "--perfetto", "job.pftrace")
@@ -121,6 +127,7 @@ class Extra:
 
 LIGHTNING = ("lightning", "pytorch_lightning", "fabric", "torch", "lingua")
 EXTRAS: Mapping[str, Extra] = {
+    "cli": Extra(plans),
     "torch": Extra(hooks, ("torch", "lingua"), ("torch",)),
     "lightning": Extra(hooks, LIGHTNING, ("lightning", "pytorch-lightning", "torch")),
     "composer": Extra(

@@ -227,9 +227,9 @@ FRAMEWORKS: dict[str, tuple[Callable[[Plan], None], frozenset[str]]] = {
     "accelerate": (accelerated, frozenset({"limits", "interval", "seed"})),
     "lightning": (lightning, frozenset()),
     "transformers": (transformed, frozenset({"limits", "seed"})),
-    "composer": (composed, frozenset({"limits", "accumulation"})),
+    "composer": (composed, frozenset({"limits", "accumulation", "schedule"})),
 }
-"""By framework: a fit, and the faults for which it has nothing."""
+"""By framework: a fit, and the faults for which it has nothing, or that are not known before the first step."""
 
 
 def pairs_of(framework: str) -> Iterator[tuple[str, str]]:

@@ -21,6 +21,7 @@ from countoff.core import constants
 from countoff.core.alerts.telling import Telling
 from countoff.core.checks import judge, shows_other_counts
 from countoff.core.checks.lost import absence_by_exit
+from countoff.core.checks.plan import behind_its_warning
 from countoff.core.checks.uneven import WHO_EVALUATES, nothing_to_repeat
 from countoff.core.levels import effect
 from countoff.core.protocol.actions import Action, AddOne, Outbox, PrintWarning, WriteEntry
@@ -585,6 +586,7 @@ class State:
     def _propose(self, verdict: Verdict) -> None:
         with self.lock:
             if self.proposed is None and self.end is None:
+                verdict = behind_its_warning(verdict, self.notices)
                 self.proposed = replace(verdict, remedy=remedy_for(verdict, self.remedies))
                 self.alarm = 0
                 self.outbox.put(WriteEntry(verdict_entry("end", verdict)))  # other ranks have the same adapter

@@ -12,6 +12,7 @@ from countoff.core.checks.plan import (
     PROOF_FIELDS,
     PlanCheck,
     agreed_fields,
+    behind_its_warning,
     first_difference,
     joined,
     judge_plans,
@@ -262,3 +263,16 @@ def test_ranks_that_take_the_same_number_have_the_same_settings(one: Settings, o
 @pytest.mark.parametrize("settings", [EVEN, Settings()])
 def test_equal_settings_are_no_mismatch(settings: Settings) -> None:
     assert judge_settings({rank: reported(settings, 4 + rank) for rank in range(3)}) is None
+
+
+def test_a_later_verdict_says_first_what_the_ranks_were_warned_of() -> None:
+    """What ends the job may follow from it: the cause comes first."""
+    warned = found_in(dataset_rows=(96, 88))
+    state = State(0, 2, Settings(), {})
+    state.notices.append(warned)
+    state.propose(Verdict("UnevenBatches", "rank 1 ran out of data.", why="The loaders differ."))
+    assert state.proposed is not None
+    assert state.proposed.why == f"There was a warning: {warned.sentence} The loaders differ."
+    other = Verdict("LostRank", "rank 1 is gone.")
+    assert behind_its_warning(other, [warned]) == other
+    assert behind_its_warning(Verdict("UnevenBatches", "…"), []).why == ""

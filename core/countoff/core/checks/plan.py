@@ -24,6 +24,7 @@ __all__ = [
     "PROOF_FIELDS",
     "PlanCheck",
     "agreed_fields",
+    "behind_its_warning",
     "datasets_differ",
     "each_on",
     "joined",
@@ -66,6 +67,8 @@ _EFFECTS = {
 """By field: the fields that may differ because it does."""
 _OF_SCHEDULES = (*_EFFECTS, *_OF_LENGTHS)
 """Fields from which other learning-rate schedules may follow."""
+_MAY_FOLLOW = ("UnevenBatches", "StepMismatch", "LearningRateMismatch")
+"""Kinds of verdict that may follow from plans that differ."""
 _BEFORE = "before the first batch, "
 _NAMED = {
     "sampler": "the sampler's {} is",
@@ -298,6 +301,19 @@ def _judge_limit(plans: Mapping[int, Mapping[str, Any]]) -> Verdict | None:
 def datasets_differ(plans: Mapping[int, Mapping[str, Any]]) -> bool:
     """Whether the ranks' train datasets are known to differ."""
     return len({plan[DATASET] for plan in plans.values() if plan.get(DATASET) is not None}) > 1
+
+
+def behind_its_warning(verdict: Verdict, notices: Sequence[Verdict]) -> Verdict:
+    """Returns a verdict that says first what the ranks were warned of before the first batch, if it may be the cause.
+
+    Args:
+        verdict: What has been found later.
+        notices: The warnings of all ranks.
+    """
+    warned = next((each for each in notices if each.kind == PLAN_MISMATCH.name and each.subject in _ORDER), None)
+    if warned is None or verdict.kind not in _MAY_FOLLOW:
+        return verdict
+    return replace(verdict, why=f"There was a warning: {warned.sentence} {verdict.why}".strip())
 
 
 def judge_settings(records: Mapping[int, Mapping[str, Any]]) -> Verdict | None:

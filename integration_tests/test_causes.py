@@ -1,0 +1,13 @@
+"""Of two faults in the ranks' plans, the cause is named first, and the other one too."""
+
+import pytest
+
+from integration_tests import causes
+
+
+@pytest.mark.parametrize("framework", causes.FRAMEWORKS)
+def test_the_cause_is_named_first(run_ranks, framework):
+    first, _ = run_ranks(causes.run, 2, framework, deadline_seconds=180)
+    found = dict(zip(causes.pairs_of(framework), first.value, strict=True))
+    assert len(found) > 2
+    assert {pair: said for pair, said in found.items() if not causes.names(pair, *said)} == {}

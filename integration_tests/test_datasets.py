@@ -47,6 +47,6 @@ def test_lengths_that_differ_have_the_datasets_as_their_cause(run_ranks):
     results = run_ranks(dataset_jobs.fit_uneven, 2, expect=None, deadline_seconds=120)
     lines = verdict_lines(results[0])
     assert [line for line in lines if line.startswith("countoff: ")] == [
-        "countoff: PlanMismatch: before the first batch, batches_per_epoch is 4 on rank 0, 3 on rank 1."
+        "countoff: PlanMismatch: before the first batch, the train dataset has 32 rows on rank 0, 24 rows on rank 1."
     ]
-    assert any("why: The train dataset has 32 rows on rank 0, 24 rows on rank 1." in line for line in lines)
+    assert any("why: From this follows: batches_per_epoch is 4 on rank 0, 3 on rank 1." in line for line in lines)

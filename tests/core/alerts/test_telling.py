@@ -110,7 +110,8 @@ def test_the_user_the_log_and_the_container_are_told(pod: Path, caplog: pytest.L
     assert pod.read_text("utf-8").startswith("countoff: LostRank")
     [record] = caplog.records
     assert (record.name, record.levelname, record.getMessage()) == ("countoff", "ERROR", "LostRank: rank 2 is gone.")
-    assert vars(record)["finding"] == finding
+    parts = {name: vars(record)[name] for name in ("finding", "kind", "ranks", "hosts")}
+    assert parts == {"finding": finding, "kind": "LostRank", "ranks": (), "hosts": []}
 
 
 def test_others_tell_nobody(pod: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -73,6 +73,8 @@ def addresses(settings: Settings) -> list[AlertSink]:
 
 
 def _write_record(finding: Finding) -> None:
-    """Writes one record of standard `logging`, which has the finding too, for a handler that wants more than a line."""
-    level = logging.ERROR if finding.level == "error" else logging.WARNING
-    _log.log(level, "%s", finding.verdict.headline, extra={"finding": finding})
+    """Writes one record of standard `logging`, which has the finding and its parts, for filters and for handlers."""
+    level, hosts = logging.ERROR if finding.level == "error" else logging.WARNING, finding.verdict.hosts
+    named = sorted({hosts[rank] for rank in finding.ranks if rank in hosts})
+    more = {"finding": finding, "kind": finding.kind, "ranks": finding.ranks, "hosts": named}
+    _log.log(level, "%s", finding.verdict.headline, extra=more)

@@ -227,8 +227,10 @@ def judge_plans(plans: Mapping[int, Mapping[str, Any]]) -> Verdict | None:
     differences = list(_differences(plans))
     if not differences:
         return _judge_limit(plans)
-    first, *others = differences
     subjects = [each.subject for each in differences]
+    first, *others = differences
+    if LENGTHS[0] in subjects:  # the same length, as the arithmetic knows it
+        others = [each for each in others if each.subject != LENGTHS[1]]
     follow = [each for each in others if any(each.subject in _EFFECTS.get(cause, ()) for cause in subjects)]
     apart = [each for each in others if each not in follow]
     told = [f"From this follows: {'; '.join(each.words for each in follow)}."] if follow else []

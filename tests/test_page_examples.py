@@ -35,7 +35,7 @@ GIVEN = {
 """What a page says in words before its first block."""
 READERS = """
 ITERATIONS MINIBATCH MyStreamingDataset PASSES accelerator args batch_size batches build_dataloader_from_args config
-context_stack data ddp dp_degree dp_rank epoch epochs eval_loader extra files_of get_batch
+context_stack data ddp dp_degree dp_rank ema_model epoch epochs eval_loader extra files_of get_batch
 get_linear_schedule_with_warmup gradient_accumulation_steps iter_num loader loss_of main mesh model network optimizer
 path rollouts scheduler train train_loader train_state warmup_steps webhook world_mesh writer
 """

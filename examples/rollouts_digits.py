@@ -82,10 +82,10 @@ def main():
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
 
     countoff = Countoff(model=model, optimizer=optimizer, batch_size=MINIBATCH)
-    for _ in range(ITERATIONS):
+    for iteration in range(ITERATIONS):
         rollouts.play(network)  # nothing is counted here, and no collective is in it
-        for _ in range(PASSES):
-            for shown, choices, old_chances, advantages in countoff.train(rollouts):
+        for number in range(PASSES):
+            for shown, choices, old_chances, advantages in countoff.train(rollouts, epoch=iteration * PASSES + number):
                 loss_of(model(shown), choices, old_chances, advantages).backward()
                 optimizer.step()
                 optimizer.zero_grad()

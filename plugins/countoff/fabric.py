@@ -36,7 +36,7 @@ class Countoff(TorchLoop):
 
     Use it once per fit, in each loop over a loader::
 
-        countoff = Countoff(fabric, optimizer=optimizer)
+        countoff = Countoff(fabric, model=model, optimizer=optimizer)
         for epoch in range(epochs):
             for batch in countoff.train(train_loader):
                 ...

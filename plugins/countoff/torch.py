@@ -35,7 +35,7 @@ class Countoff(TorchLoop):
 
     Use it once per fit, in each loop over a loader::
 
-        countoff = Countoff(optimizer=optimizer)
+        countoff = Countoff(model=model, optimizer=optimizer)
         for epoch in range(epochs):
             for batch in countoff.train(train_loader):
                 ...
@@ -47,15 +47,15 @@ class Countoff(TorchLoop):
     held weakly. It may be used as a context manager, which ends the fit.
 
     Args:
-        optimizer: The optimizer, or a list of them; their learning rates and steps are compared between ranks. None:
-            the steps of all optimizers are, and no learning rates.
+        optimizer: The optimizer, or a list of them; their steps are compared between ranks, and with `model` their
+            learning rates. None: the steps of all optimizers are, and no learning rates.
         scheduler: The learning-rate scheduler, or a list of them. A warning says if one does not end where the run
             does, as soon as a few optimizer steps have shown how often it is stepped; a resumed run compares where it
             stands with its checkpoint.
         model: The model as it is trained, or a list of such: wrapped in DistributedDataParallel, or with `fully_shard`
-            applied. Forward passes for training are counted as micro-batches, and a warning names ranks that run
-            different numbers of them per optimizer step. Weights are compared with `weights_every`. None: neither is
-            done.
+            applied, which proves that ranks must have equal learning rates and weights. Forward passes for training are
+            counted as micro-batches, and a warning names ranks that run different numbers of them per optimizer step.
+            Weights are compared with `weights_every`. None: none of this is done.
         epochs: Epochs of the whole run, at least 0, if known: schedules are compared with it.
         max_steps: Optimizer steps after which the whole run ends, at least 0, if there is such a limit.
         gradient_accumulation_steps: Batches of one rank per optimizer step, at least 1.

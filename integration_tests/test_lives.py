@@ -18,6 +18,7 @@ from countoff.core import DivergenceError
 from countoff.core.store import channel
 from countoff.torch import Countoff
 from integration_tests.constants import put
+from integration_tests.fits import fits_one_after_the_other
 from integration_tests.harness import tell
 from integration_tests.jobs import own_rank, verdict_lines
 from integration_tests.loops import even_loader, model_and_optimizer, train_on
@@ -287,29 +288,12 @@ def test_a_process_that_takes_the_place_of_another_one_meets_the_others(run_rank
     assert [result.value for result in results] == ["UnevenBatches", "", "UnevenBatches"], results
 
 
-def fits_one_after_the_other(fits: int) -> list[tuple[int, ...]]:
-    """What a process holds, and the keys of its store, after each fit."""
-    dist.init_process_group("gloo")
-    store: Any = dist.distributed_c10d._get_default_store()  # pyright: ignore[reportAttributeAccessIssue]
-    found = list[tuple[int, ...]]()
-    for _ in range(fits):
-        model, optimizer = model_and_optimizer()
-        with Countoff(model=model, optimizer=optimizer) as countoff:
-            for batch in countoff.train(even_loader(16)):
-                train_on(model, optimizer, batch)
-        dist.barrier()
-        held = threading.active_count(), len(os.listdir("/proc/self/fd")), len(step_hooks)
-        found.append((*held, store.num_keys()))
-        dist.barrier()
-    return found
-
-
 def test_fits_leave_nothing_that_adds_up(run_ranks):
     """No thread, descriptor, hook or key of the store is left by a fit that the one before it has not left too."""
     for result in run_ranks(fits_one_after_the_other, 2, 40):
-        later = result.value[3:]
-        assert max(later) == min(later), result.value
-        assert result.value[0][0] == 1
+        held = {look.held for look in result.value[3:]}
+        assert len(held) == 1, result.value
+        assert held.pop().threads == 1
 
 
 def diverges_at_its_end(how: str) -> str:

@@ -166,7 +166,7 @@ def transformed(plan: Plan) -> None:
     from countoff.transformers import Countoff
     from integration_tests.trainer_jobs import Linear, collate
 
-    model = Linear()
+    model: Any = Linear()
     model.layer = plan.layer()
     args = TrainingArguments(
         output_dir="out",

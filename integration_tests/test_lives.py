@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]  # no stubs
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import _global_optimizer_post_hooks as step_hooks  # pyright: ignore[reportPrivateUsage]
 
@@ -270,7 +271,7 @@ def replaces_a_process() -> str:
     for name, pair in (("before", (0, 1)), ("after", (0, 2))):
         if process not in pair:
             continue
-        store = dist.PrefixStore(name, dist.TCPStore(*where, is_master=False, wait_for_workers=False))
+        store = PrefixStore(name, TCPStore(*where, is_master=False, wait_for_workers=False))
         dist.init_process_group("gloo", store=store, rank=pair.index(process), world_size=2)
         try:
             with Countoff(deadline_seconds=10) as countoff:

@@ -5,6 +5,7 @@ To connect, torch's client looks up a name for a line of its log. That takes sec
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -21,6 +22,7 @@ __all__ = ["keep", "keeps", "take"]
 
 _kept: WeakKeyDictionary[Store, list[Channel]] = WeakKeyDictionary()
 _lock = threading.Lock()
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
 def keep(store: Store | None, channel: Channel) -> None:

@@ -181,7 +181,19 @@ def test_ranks_that_compare_weights_after_different_steps_do_not_begin() -> None
 def test_agreed_fields_are_those_with_one_value_on_all_ranks() -> None:
     """A field that one rank lacks, or has with another value, is not agreed."""
     plans = {0: {"batch_size": 8, "max_steps": 5, "seed": 1}, 1: {"batch_size": 8, "max_steps": 6}}
-    assert agreed_fields(plans) == ["batch_size"]
+    assert {"batch_size", "max_epochs"} <= set(agreed_fields(plans)) < {*FitPlan().to_json(), "seed"}
+    assert not {"max_steps", "seed"} & set(agreed_fields(plans))
+
+
+def test_what_has_no_room_in_the_record_is_not_told() -> None:
+    """Ranks may have different room: what one does not tell is compared with nothing."""
+    plan = FitPlan(batch_size=8, sampler={"seed": 1}, evaluation_limits={"limit_val_batches": 2})
+    told = [PlanCheck(0).report(FitStart(plan, {}), room)["plan"] for room in (10, 90, 900)]
+    assert [list(each) for each in told] == [
+        ["batch_size", "runs_to_end"],
+        ["batch_size", "runs_to_end", "sampler"],
+        ["batch_size", "runs_to_end", "sampler", "evaluation_limits"],
+    ]
 
 
 @pytest.mark.parametrize("field", ["position", "batches_per_epoch", "proven_batches_per_epoch", "batch_size"])

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from countoff.core.checks.check import Check, FitStart
-from countoff.core.protocol.records import Records, parse_count
+from countoff.core.protocol.records import FitPlan, Records, parse_count, record_text
 from countoff.core.protocol.rule import Divergence
 from countoff.core.verdict import Cause, Level, Standing, Verdict, VerdictKind
 from countoff.core.words import count_of, names_of, ranks_by
@@ -176,13 +176,22 @@ class PlanCheck(Check):
         datasets_differ: Whether the ranks' train datasets are known to differ. Known on the first rank alone.
     """
 
+    takes_the_rest = True
+
     def __init__(self, weights_every: int) -> None:
         self._weights_every = weights_every
         self.datasets_differ = False
 
     def report(self, start: FitStart, room: int) -> Mapping[str, Any]:  # noqa: D102
-        weights = {"weights_every": self._weights_every} if self._weights_every else {}
-        return {"plan": start.plan.to_json(), **weights}
+        known = {name: value for name, value in start.plan.to_json().items() if value is not None}
+        told: dict[str, Any] = {"plan": {name: value for name, value in known.items() if name not in _NAMED}}
+        if self._weights_every:
+            told["weights_every"] = self._weights_every
+        for name in [each for each in _NAMED if each in known]:
+            longer = {**told, "plan": {**told["plan"], name: known[name]}}
+            if len(record_text(longer)) <= room:
+                told = longer
+        return told
 
     def compare_reports(self, reports: Records, *, complete: bool, refused: bool) -> Iterator[Verdict | None]:  # noqa: D102
         plans = {rank: report["plan"] for rank, report in reports.items()}
@@ -425,8 +434,8 @@ def own_lengths(plans: Mapping[int, Mapping[str, Any]]) -> list[tuple[int, list[
 
 
 def agreed_fields(plans: Mapping[int, Mapping[str, Any]]) -> list[str]:
-    """Names of the fields that have the same value in all plans."""
-    names = sorted({name for plan in plans.values() for name in plan})
+    """Names of the fields that have the same value in all plans; None where a plan does not have one."""
+    names = sorted({*FitPlan.__annotations__, *(name for plan in plans.values() for name in plan)})
     return [name for name in names if len(ranks_by({rank: plan.get(name) for rank, plan in plans.items()})) == 1]
 
 

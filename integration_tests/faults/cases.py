@@ -141,6 +141,8 @@ CANNOT: dict[str, dict[str, str]] = {
 _STOP = {"uneven_train": "stop", "uneven_eval": "stop"}
 _OWN_LOOPS = "torch", "accelerate"
 """Loops that a person writes: it is up to them who evaluates, and known only then with what."""
+_TRAINERS = "lightning", "transformers", "composer"
+"""Their intervals are values of the plan."""
 _CUT: Mapping[str, tuple[str, Ending]] = {"composer": ("Truncated", "warning")}
 
 CASES = {
@@ -219,7 +221,10 @@ CASES = {
             "raised",
             two_sided=True,
             behavior={"eval_batches": 2},
-            kinds=dict.fromkeys(_OWN_LOOPS, ("UnevenBatches", "warning")),
+            kinds={
+                **dict.fromkeys(_OWN_LOOPS, ("UnevenBatches", "warning")),
+                **dict.fromkeys(_TRAINERS, ("PlanMismatch", "raised")),
+            },
         ),
         Case(
             "F9",

@@ -24,7 +24,17 @@ from countoff.core.checks.check import FitStart
 from countoff.core.checks.even import EvenCheck, judge_lengths, repeated, truncated
 from countoff.core.checks.horizon import Horizon, RunLength, run_out, wrong_horizon
 from countoff.core.checks.learning_rates import SchedulePlan, judge_schedules, rate_mismatch
-from countoff.core.checks.lost import DIED, LEFT, STOPPED, lost_host, lost_rank, lost_store, unprotected, victim
+from countoff.core.checks.lost import (
+    DIED,
+    LEFT,
+    STOPPED,
+    lost_host,
+    lost_rank,
+    lost_store,
+    raised,
+    unprotected,
+    victim,
+)
 from countoff.core.checks.micro_batches import compare_micro_batches
 from countoff.core.checks.model import SharedModel, judge_models
 from countoff.core.checks.plan import PlanCheck, judge_plans, judge_settings
@@ -272,6 +282,15 @@ def losses() -> Iterator[Situation]:
             1, "raised ValueError: shard 3 is torn at train.py:41 (in batch 4 of train epoch 0)", gone=False
         ),
         rows,
+    )
+    label = "raised KeyError: 'label' at train.py:31 (in batch 1 of train epoch 0)"
+    early = [counted(rank, 1, 1, "in batch 1") for rank in range(3)]
+    yield Situation("LostRank", "all 3 ranks have raised the same", lambda _: raised([((0, 1, 2), label)], 3), early)
+    yield Situation(
+        "LostRank",
+        "2 of 3 ranks have raised, each another exception",
+        lambda _: raised([((2,), "raised MemoryError at data.py:7 (in batch 1 of train epoch 0)"), ((0,), label)], 3),
+        early,
     )
     yield Situation(
         "LostRank",

@@ -9,7 +9,7 @@ from countoff.core.protocol.actions import PrintWarning, WriteEntry
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.credits import Credits
 from countoff.core.protocol.records import Mark, mark_entry, verdict_entry
-from countoff.core.state import NEVER, State
+from countoff.core.state import FAIL_SECONDS, NEVER, State
 from tests.outbox import drain, written
 
 EPOCH = "train epoch 0"
@@ -235,3 +235,32 @@ def test_a_rank_that_has_left_a_loop_by_sys_exit_is_lost() -> None:
     state.look()
     assert [(each["type"], each["verdict"]["kind"]) for each in written(state)] == [("end", "LostRank")]
     assert list(state.absences) == [1]  # so it is lost as soon as this rank waits for it
+
+
+@pytest.mark.parametrize(
+    ("begun", "coming", "started", "goes_on"),
+    [(4, 0, 4, True), (4, 1, 3, True), (4, 1, 4, False), (4, 0, 5, False), (None, 0, 4, False)],
+)
+def test_a_rank_that_may_raise_the_same_goes_on(begun: int | None, coming: int, started: int, goes_on: bool) -> None:
+    """It has not got beyond the batch in which another one has raised."""
+    state = state_of()
+    state.spans.append(SpanCounters("train epoch 0", started=started))
+    state.adopt(Verdict("LostRank", "rank 1 raised ValueError.", (1,), begun=begun))
+    assert state.may_fail_alike(coming) is goes_on
+    state.printed.set()
+    assert not state.may_fail_alike(coming)
+
+
+def test_a_rank_that_has_proved_something_does_not_go_on() -> None:
+    state = state_of()
+    assert not state.may_fail_alike()
+    state.propose(Verdict("UnevenBatches", "they differ."))
+    state.adopt(Verdict("LostRank", "rank 1 raised ValueError.", (1,), begun=4))
+    assert not state.may_fail_alike()
+
+
+def test_a_rank_goes_on_only_for_a_moment() -> None:
+    state = state_of()
+    state.adopt(Verdict("LostRank", "rank 1 raised ValueError.", (1,), begun=4))
+    state.known_at -= FAIL_SECONDS
+    assert not state.may_fail_alike()

@@ -336,7 +336,7 @@ class Guard:
         span.requested = span.started + 1
         if not self.state.alarm:
             self.state.look()
-            self._raise_if_diverged()
+            self._raise_if_diverged(coming=1)
 
     def even(
         self,
@@ -723,7 +723,7 @@ class Guard:
             self.failed(error)
             raise
         self._tell(lambda each: each.counted_off())
-        self._raise_if_diverged()
+        self._raise_if_diverged(coming=0)
         self._leave_if_stopped()
 
     def _open(self, kind: MarkKind, span: SpanCounters, reason: Reason = "", epoch: int | None = None) -> None:
@@ -783,7 +783,7 @@ class Guard:
             gone = self.member.watchdog.gone_neighbour
             where = self.where()
             shutdown.report_failure(state, error, where, may_be_caught=may_be_caught, slow=slow, gone=gone)
-            if state.failure and state.end is None:
+            if state.failure is not None and state.end is None:
                 self.member.post_row()
 
     def _exit_early(self, reason: Reason) -> None:
@@ -837,7 +837,7 @@ class Guard:
             elif agreement is not None:
                 speaker.hand(agreement.count)
         if may_raise:
-            self._raise_if_diverged()
+            self._raise_if_diverged(coming=None if opens is None else 0)
 
     def _look(self, last: bool) -> None:
         """The slow path of `batch`: others are ahead, a tick is due, this batch is the last, or there is a verdict."""
@@ -856,7 +856,7 @@ class Guard:
             self._tick(span, speaker)
         if not span.evaluation:
             self._tell(lambda each: each.looked(span))
-        self._raise_if_diverged()
+        self._raise_if_diverged(coming=0)
         with state.lock:
             self._arm(span)
 
@@ -911,9 +911,17 @@ class Guard:
         base_rates, ticks = self._schedules() if self._schedules is not None else ((), ())
         return ScheduleState(rates, base_rates, ticks, self._ticks_per_step)
 
-    def _raise_if_diverged(self) -> None:
-        if self.state.proposed is not None or self.state.end is not None:
-            shutdown.raise_verdict(self.state)
+    def _raise_if_diverged(self, *, coming: int | None = None) -> None:
+        """Raises the verdict if there is one, unless this rank may be about to raise what another one has raised.
+
+        Args:
+            coming: Batches that this rank is about to begin, and has not counted yet; None where it ends something.
+        """
+        state = self.state
+        if state.proposed is None and state.end is None:
+            return
+        if coming is None or not state.may_fail_alike(coming):
+            shutdown.raise_verdict(state)
 
     def _leave_if_stopped(self) -> None:
         """Lets go of the threads once this rank has stopped comparing."""

@@ -28,6 +28,7 @@ from countoff.core.protocol.actions import Action, AddOne, Outbox, PrintWarning,
 from countoff.core.protocol.counters import SpanCounters, folded, hash_step
 from countoff.core.protocol.credits import Credits
 from countoff.core.protocol.evidence import Evidence
+from countoff.core.protocol.failures import Failure
 from countoff.core.protocol.log import LogView
 from countoff.core.protocol.micro_batches import MicroBatchLog
 from countoff.core.protocol.observer import Observer
@@ -57,6 +58,8 @@ _EARLY_SPANS = 64
 """Entries about spans that this rank has not opened are kept for so many marks ahead."""
 _CLOSED: dict[str, str] = {"exhausted": "ran out", "exited": "exited"}
 """What a rank's row in the table says once its span is closed, by the reason; any other one is `stopped`."""
+FAIL_SECONDS = 0.8
+"""Where a rank has raised an exception, others have so long to raise theirs before the verdict is printed."""
 _TOLD_FAILURES = 16
 """Exceptions of which a rank tells the others. A loop that has caught so many will catch the next one too."""
 
@@ -136,7 +139,7 @@ class State:
     ranks: Sequence[int] = ()
     present: list[int] = field(default_factory=list[int])
     complete: bool = False
-    failure: str = ""
+    failure: Failure | None = None
     absences: dict[int, Absence] = field(default_factory=dict[int, Absence])
     collective_failed: bool = False
     finished: bool = False
@@ -304,19 +307,19 @@ class State:
         """Train batches that this rank has begun in this fit, with those before the place where it was resumed."""
         return self._begun + sum(span.started for span in self.spans if span.compared and not span.evaluation)
 
-    def fail(self, event: str) -> None:
+    def fail(self, failure: Failure) -> None:
         """Tells the others that an exception has left this rank's loop, which its program may still catch.
 
         Args:
-            event: What happened, as the rest of a sentence that begins with this rank's name.
+            failure: The exception.
         """
         with self.lock:
-            if self.failure == event:
+            if self.failure == failure:
                 return
-            self.failure = event
+            self.failure = failure
             if self._told_failures < _TOLD_FAILURES:
                 self._told_failures += 1
-                self.outbox.put(WriteEntry(absence_entry(Absence(self.rank, event, begun=self.begun))))
+                self.outbox.put(WriteEntry(absence_entry(Absence(self.rank, failure.event, begun=self.begun))))
 
     def recover(self) -> None:
         """Takes back what `fail` has told: the loop goes on."""
@@ -325,8 +328,8 @@ class State:
             if self.end is not None or self.proposed is not None:
                 return
             self.answered.clear()
-            if self.failure:
-                self.failure = ""
+            if self.failure is not None:
+                self.failure = None
                 self.outbox.put(WriteEntry(return_entry(self.rank)))
 
     def begin_credits(self, span: SpanCounters, credits: Credits) -> None:
@@ -614,7 +617,7 @@ class State:
         rank has to say of itself is also known where it holds no more, or was never said.
         """
         if entry["type"] == "absence":
-            return entry["rank"] in self.absences or (entry["rank"] == self.rank and not self.failure)
+            return entry["rank"] in self.absences or (entry["rank"] == self.rank and self.failure is None)
         if entry["type"] == "return":
             return not self._is_absent
         if entry["type"] in ("ends", "more", "stop"):
@@ -646,7 +649,22 @@ class State:
             end = self.end
             side = None if end is None else self.log.side(self.rank, end.mark_index, end.announced, self.spans)
             rates = {"rates": self.rates.at(end.point)} if end is not None and end.point else {}
-            return {**self.own_row(), "known": self.known_at, "failure": self.failure, "side": side, **rates}
+            failure = None if self.failure is None else self.failure.to_json()
+            return {**self.own_row(), "known": self.known_at, "failure": failure, "side": side, **rates}
+
+    def may_fail_alike(self, coming: int = 0) -> bool:
+        """Whether this rank may yet raise what another one has raised: it has not got beyond the batch of that one.
+
+        Then it goes on until it has raised too, is about to begin a later batch, or the verdict is printed. The other
+        one has been in all collectives of the batches before, so this one waits for it in that batch, or nowhere.
+
+        Args:
+            coming: Batches that it is about to begin, and has not counted yet.
+        """
+        end = self.end
+        if end is None or end.begun is None or self.proposed is not None or self.printed.is_set():
+            return False
+        return self.begun + coming <= end.begun and time.time() - self.known_at < FAIL_SECONDS
 
     def progress(self) -> tuple[int, int, int]:
         """A value that changes whenever this rank makes progress; the watchdog compares it."""

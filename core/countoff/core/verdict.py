@@ -145,6 +145,7 @@ class Verdict:
         point: The name of the point at which learning rates were compared; empty for anything else.
         harmful: Whether training on would do harm, where that is not as with the kind: a difference may be legitimate.
         again: Where the attempt before has ended in the same way, in words; empty if it has not, or is not known.
+        begun: Train batches that a rank had begun when it raised an exception, where that is what the verdict says.
     """
 
     kind: str
@@ -168,6 +169,7 @@ class Verdict:
     hosts: Mapping[int, str] = field(default_factory=dict[int, str], compare=False)
     harmful: bool | None = field(default=None, compare=False)
     again: str = field(default="", compare=False)
+    begun: int | None = field(default=None, compare=False)
 
     @property
     def headline(self) -> str:

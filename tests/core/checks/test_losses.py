@@ -5,6 +5,7 @@ import pytest
 from countoff.core import Settings
 from countoff.core.checks.lost import DIED, GONE_SECONDS, STOPPED, Need, is_lost, loss_of
 from countoff.core.protocol.counters import SpanCounters
+from countoff.core.protocol.failures import Failure
 from countoff.core.protocol.records import Absence, absence_entry, absence_from_entry
 from countoff.core.state import State
 from tests.outbox import written
@@ -68,7 +69,7 @@ def test_a_failure_is_told_once_and_taken_back() -> None:
     state = state_of(rank=1)
     state.spans[0].started = 4
     for _ in range(2):
-        state.fail("raised ValueError: torn")
+        state.fail(Failure("ValueError: torn"))
     (told,) = written(state)
     assert absence_from_entry(told, range(2)) == RAISED
     assert not state.is_written(told)
@@ -78,12 +79,12 @@ def test_a_failure_is_told_once_and_taken_back() -> None:
     assert state.is_written(back)
     state.receive(told)
     assert not state.is_written(back)
-    assert state.failure == ""
+    assert state.failure is None
 
 
 def test_a_loop_that_catches_every_exception_fills_no_log() -> None:
     state = state_of(rank=1)
     for number in range(100):
-        state.fail(f"raised ValueError: {number}")
+        state.fail(Failure(f"ValueError: {number}"))
         state.recover()
     assert sum(entry["type"] == "absence" for entry in written(state)) == 16

@@ -1,5 +1,6 @@
 """Shutdown: the printed text, the error file that launchers read, the exit code."""
 
+import contextlib
 import io
 import json
 import subprocess
@@ -280,7 +281,8 @@ def test_an_own_failure_reports_what_and_where() -> None:
 def test_the_text_of_a_tensor_on_a_device_is_not_asked_for() -> None:
     """To print such a tensor waits for its device, here the one that needs no hardware."""
     state = failed(ValueError(torch.ones(2, device="meta")))
-    assert state.failure.startswith("raised ValueError: (a tensor on a device)")
+    assert state.failure is not None
+    assert state.failure.words == "ValueError: (a tensor on a device)"
 
 
 def test_an_own_failure_reports_the_line_of_the_users_code() -> None:
@@ -308,19 +310,61 @@ ValueError: shard 3 is torn
     assert state.proposed.sentence.endswith("ValueError: shard 3 is torn at train.py:41 (in batch 5 of train epoch 0).")
 
 
+def in_a_collective(error: Exception) -> Exception:
+    """The exception, raised by a function of torch.distributed."""
+    code = compile("def wait(error): raise error", "/env/site-packages/torch/distributed/distributed_c10d.py", "exec")
+    names: dict[str, Any] = {}
+    exec(code, names)
+    with contextlib.suppress(type(error)):
+        names["wait"](error)
+    return error
+
+
+def while_handling(first: Exception, error: Exception) -> Exception:
+    """The exception, raised while another one was handled."""
+    with contextlib.suppress(type(error)):
+        try:
+            raise first
+        except type(first):
+            raise error  # noqa: B904
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("Cannot use ReduceOp.AVG with Gloo"),
+        in_a_collective(RuntimeError("Cannot use ReduceOp.AVG with Gloo")),
+        ValueError("ProcessGroupNCCL is only supported with GPUs, no GPUs found!"),
+        ConnectionResetError(104, "Connection reset by peer"),
+        RuntimeError("DataLoader timed out after 5 seconds"),
+    ],
+)
+def test_the_name_of_a_backend_or_a_lost_connection_is_no_lost_peer(error: BaseException) -> None:
+    """The program calls a collective in a wrong way, or its loader has lost a server."""
+    state = failed(error)
+    assert state.failure is not None
+    assert state.proposed is not None
+    assert state.proposed.sentence.startswith(f"rank 3 raised {type(error).__name__}: ")
+    assert state.proposed.ranks == (3,)
+
+
 @pytest.mark.parametrize(
     "error",
     [
         RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4242"),
-        RuntimeError("NCCL error: remote process exited"),
-        ConnectionResetError(104, "Connection reset by peer"),
+        RuntimeError("NCCL error: remote process exited or there was a network error"),
+        RuntimeError("NCCL communicator was aborted on rank 1."),
+        torch.distributed.DistNetworkError("The client socket has timed out after 300000ms"),
         DivergenceError(VERDICT),
+        in_a_collective(RuntimeError("Timed out")),
+        while_handling(RuntimeError("Connection closed by peer"), KeyError("loss")),
     ],
 )
 def test_a_lost_peer_is_no_failure_of_this_rank(error: BaseException) -> None:
     """A rank whose exception looks like a lost peer reports no failure of its own."""
     state = failed(error)
-    assert state.failure == ""
+    assert state.failure is None
     assert state.proposed is not None
     assert state.proposed.sentence.startswith("rank 3 is a victim: it raised ")
     assert state.proposed.ranks == ()
@@ -383,7 +427,7 @@ def test_an_exception_is_reported_by_one_guard() -> None:
         state.printed.set()
         shutdown.report_failure(state, error, "in batch 5")
     assert first.proposed is not None
-    assert (second.proposed, second.failure) == (None, "")
+    assert (second.proposed, second.failure) == (None, None)
 
 
 def test_the_loss_of_a_rank_beside_another_verdict_is_not_printed(
@@ -413,7 +457,7 @@ def test_a_victim_has_a_remedy_of_its_own() -> None:
     state = state_of(rank=1)
     state.printed.set()
     state.ended.set()
-    shutdown.report_failure(state, ConnectionResetError(104, "Connection reset by peer"), "in batch 5")
+    shutdown.report_failure(state, RuntimeError("Connection closed by peer"), "in batch 5")
     assert state.proposed is not None
     assert state.proposed.subject == "victim"
     assert "on another rank" in state.proposed.remedy

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from countoff.core import Settings
+from countoff.core.checks.lost import ALIKE, LOST_RANK
 from countoff.core.ending.table import print_with_table, publish_table, with_table
 from countoff.core.liveness.heartbeats import Heartbeats
 from countoff.core.protocol.counters import SpanCounters
+from countoff.core.protocol.failures import Failure
 from countoff.core.protocol.records import ranks_from_json, ranks_to_json, verdict_from_json, verdict_to_json
 from countoff.core.protocol.rows import row
 from countoff.core.state import State
@@ -172,3 +174,69 @@ def test_a_verdict_of_any_length_fits_into_the_store() -> None:
     ranks = tuple(rank for first in range(1000, 100_000, 3001) for rank in (first, first + 1, first + 7))
     verdict = Verdict("DuplicateData", "s" * 500, ranks, why="w" * 300, remedy="r" * 300, subject="x" * 50)
     assert verdict_from_json(decode(encode(verdict_to_json(verdict)).encode())).ranks[0] == 1000
+
+
+def counted(rank: int, failure: Failure | None = None) -> dict[str, Any]:
+    own = row(rank, SpanCounters("train epoch 0", started=3), 2, "in batch 3")
+    return {**own, "known": 0.0, "side": None, "host": "a", "failure": None if failure is None else failure.to_json()}
+
+
+def account(failures: dict[int, Failure], ranks: int, named: tuple[int, ...] = ()) -> Verdict:
+    """The verdict of a job in which these ranks have raised, where the log names one of them."""
+    store, verdict = FakeStore(), Verdict("LostRank", "rank 2 raised it.", named, begun=3)
+    publish_table(store, verdict, {rank: counted(rank, failures.get(rank)) for rank in range(ranks)}, complete=True)
+    return with_table(store, verdict, {}, ranks)
+
+
+def missing(name: str = "a.npy", time: float = 0.0) -> Failure:
+    return Failure(f"FileNotFoundError: no file '{name}'", "train.py:11", "in batch 3", time)
+
+
+def test_what_all_ranks_raised_is_blamed_on_none() -> None:
+    found = account(dict.fromkeys(range(3), missing()), 3, (2,))
+    assert found.render().splitlines() == [
+        "countoff: LostRank: all 3 ranks raised FileNotFoundError: no file 'a.npy' at train.py:11 (in batch 3).",
+        "  rank  where          batches  fetched  steps  state",
+        "  0     train epoch 0  3        3        2      in batch 3",
+        "  1     train epoch 0  3        3        2      in batch 3",
+        "  2     train epoch 0  3        3        2      in batch 3",
+        f"  do:  {LOST_RANK.cause_of(ALIKE).remedy}",
+        "  more: countoff explain LostRank",
+    ]
+    assert (found.ranks, found.restart) == ((), "unknown")
+
+
+def test_ranks_that_raised_the_same_are_named_together() -> None:
+    found = account({1: missing("1.npy"), 3: missing("3.npy")}, 4, (3,))
+    assert found.sentence == (
+        "ranks 1, 3 of 4 ranks raised FileNotFoundError at train.py:11 (in batch 3); the one of rank 1 says: no file "
+        "'1.npy'."
+    )
+    assert found.ranks == (1, 3)
+    assert [line["rank"] for line in found.rows] == [1, 3, 0, 2]
+
+
+def test_each_group_of_failures_is_told_the_first_one_first() -> None:
+    """The one that the log names, and then by time."""
+    other = Failure("KeyError: 'label'", "train.py:30", "in batch 3", 5.0)
+    failures = {0: missing(time=2.0), 1: other, 2: missing(time=3.0), 3: Failure("MemoryError", time=1.0)}
+    found = account(failures, 4, (1,))
+    assert found.sentence == (
+        "rank 1 raised KeyError: 'label' at train.py:30 (in batch 3); rank 3 raised MemoryError; ranks 0, 2 raised "
+        "FileNotFoundError: no file 'a.npy' at train.py:11 (in batch 3)."
+    )
+    assert found.ranks == (1, 3, 0, 2)
+
+
+def test_a_failure_of_a_large_job_is_told_in_a_sentence() -> None:
+    found = account(dict.fromkeys(range(4096), missing()), 4096, (77,))
+    assert found.sentence.startswith("all 4096 ranks raised FileNotFoundError")
+    assert len(found.rows) == 1
+    found = account({rank: Failure(f"{'ABCDEFGHIJKL'[rank]}Error") for rank in range(12)}, 13)
+    assert found.sentence.endswith("; other ranks raised other exceptions.")
+
+
+def test_a_part_of_a_job_is_told_by_its_ranks() -> None:
+    store, verdict = FakeStore(), Verdict("LostRank", "rank 4 raised it.", (4,), begun=3)
+    publish_table(store, verdict, {rank: counted(rank, missing()) for rank in (4, 5)}, complete=True)
+    assert with_table(store, verdict, {}, 2, (4, 5)).sentence.startswith("ranks 4, 5 raised FileNotFoundError")

@@ -13,10 +13,12 @@ from countoff.core.checks.learning_rates import rate_mismatch
 from countoff.core.checks.plan import judge_plans
 from countoff.core.ending import shutdown
 from countoff.core.guard import Guard
+from countoff.core.protocol.failures import told_as_one
 from countoff.core.protocol.records import (
     RECORD_BYTES,
     Mark,
     mark_entry,
+    ranks_to_json,
     verdict_entry,
     verdict_from_json,
     verdict_to_json,
@@ -27,6 +29,7 @@ from countoff.core.settings import Settings
 from countoff.core.state import State
 from countoff.core.store.channel import encode
 from countoff.core.verdict import Verdict
+from countoff.core.words import clip
 from tests.outbox import written
 
 
@@ -56,6 +59,7 @@ def test_a_record_that_is_no_verdict_is_refused(record: dict[str, Any]) -> None:
 words = st.text(st.characters(exclude_categories=[]), max_size=400) | st.sampled_from(
     ["x" * 5000, "é" * 5000, "会" * 5000, "😀" * 5000, "\x1b" * 5000, '"\\' * 5000, "\ud800" * 5000, ""]
 )
+FAR_APART = [rank for first in range(1000, 100_000, 3001) for rank in (first, first + 1, first + 7)]
 
 
 @given(words, words)
@@ -71,9 +75,12 @@ def test_the_text_of_any_exception_fits_into_a_record(error: str, name: str) -> 
         shutdown.report_failure(state, raised, f"in batch {10**9} of {guard.open_span}")
     line = row(state.rank, guard.span, 10**9, "in batch 1000000000")
     encode(written(state)[0])
-    encode({**line, "known": 1700000000.123456, "failure": state.failure})
-    header = {"rows": 16, "odd": [99_999] * 8, "standing": "ran out first", "behind": [99_999] * 8}
-    encode({**header, "spread": 29.123456789, "failed": [state.rank, state.failure]})
+    assert state.failure is not None
+    encode({**line, "known": 1700000000.123456, "failure": state.failure.to_json(), "host": "x" * 64, "side": True})
+    header = {"rows": 16, **ranks_to_json(FAR_APART, "odd"), "standing": "ran out first", "behind": [99_999] * 8}
+    event = told_as_one({10: state.failure, 11: dataclasses.replace(state.failure, words="ValueError: " + "0" * 99)})
+    encode({**header, "spread": 29.123456789, "failed": [state.rank, clip(event, 300)], "groups": 8})
+    encode({**ranks_to_json(FAR_APART), "event": clip(event, 420)})
 
 
 @given(words)

@@ -18,6 +18,7 @@ from countoff.core.liveness import collectives
 from countoff.core.liveness.processes import Process
 from countoff.core.protocol.counters import SpanCounters, UnusedBatches
 from countoff.core.protocol.evidence import Evidence
+from countoff.core.protocol.failures import Failure
 from countoff.core.state import State
 from countoff.core.threads.speaker import Speaker
 from countoff.core.trace import incident, writer
@@ -277,7 +278,7 @@ def test_the_flight_record_is_part_of_the_incident(
 
 def test_the_rank_that_failed_says_so(tmp_path: Path) -> None:
     state = state_of()
-    state.failure = "raised ValueError: torn (in batch 7 of train epoch 0)"
+    state.failure = Failure("ValueError: torn", where="in batch 7 of train epoch 0")
     end = recorded(tmp_path, lambda recorder: recorder.concluded(VERDICT, whole=False), state)[-1]
     assert (end["how"], end["what"]) == ("failed", "ValueError: torn (in batch 7 of train epoch 0)")
     assert not (tmp_path / "incident").exists()

@@ -15,18 +15,20 @@ from typing import TYPE_CHECKING
 from countoff.core.protocol.records import Absence, Mark
 from countoff.core.protocol.rule import Divergence
 from countoff.core.verdict import Cause, Verdict, VerdictKind
-from countoff.core.words import names_of
+from countoff.core.words import count_of, names_of
 
 if TYPE_CHECKING:
     from countoff.core.settings import Settings
 
 __all__ = [
     "AHEAD",
+    "ALIKE",
     "DIED",
     "EXITED",
     "HOST",
     "LEFT",
     "LOST_RANK",
+    "SEVERAL",
     "STOPPED",
     "VICTIM",
     "Need",
@@ -37,6 +39,7 @@ __all__ = [
     "lost_host",
     "lost_rank",
     "lost_store",
+    "raised",
     "unprotected",
     "victim",
 ]
@@ -44,11 +47,15 @@ __all__ = [
 DIED, AHEAD, STOPPED, HOST, VICTIM = "died", "ahead", "stopped", "host", "victim"
 """Subjects: the process is gone, also after it has passed a place to which another rank has not come, or does not run;
 a whole host does not answer; a rank has only lost its connection to another one."""
+ALIKE, SEVERAL = "alike", "several"
+"""Subjects: all ranks have raised the same exception; several ranks have raised, each by itself."""
 EXITED, LEFT = "exited", "left"
 """Subjects: the process was not lost: it has left by `sys.exit()`, or by the end of its program. The subject of any
 other loss is empty."""
 GONE_SECONDS = 0.15
 """For so long a rank must have waited, where the one that is away cannot come back: no healthy collective ends then."""
+_TOLD_GROUPS = 3
+"""So many different exceptions are told in one sentence."""
 SPARE_BATCHES = 1
 """Ranks that leave alike are at most so many batches apart, where a signal makes them leave."""
 
@@ -60,7 +67,19 @@ LOST_RANK = VerdictKind(
     restart="may_help",
     label="lost",
     causes={
-        "": Cause(remedy="read that rank's own output first: the other ranks have only lost their peer."),
+        "": Cause(remedy="read that rank's own output first: no other rank has told of an error of its own."),
+        ALIKE: Cause(
+            remedy=(
+                "read the traceback of any rank. Look for the cause in what all ranks share: the program, its "
+                "configuration, its data, the installed packages. No single rank is at fault."
+            )
+        ),
+        SEVERAL: Cause(
+            remedy=(
+                "read the traceback of the rank that is named first, then those of the others that are named. No other "
+                "rank has told of an error of its own."
+            )
+        ),
         DIED: Cause(
             remedy=(
                 "read the end of that rank's own output. If it shows no error, the rank may have been killed because "
@@ -191,6 +210,33 @@ def lost_rank(rank: int, event: str, why: str | None = None, *, gone: bool = Tru
         subject: `DIED`, `AHEAD`, `STOPPED`, `EXITED` or `LEFT`; empty for any other event.
     """
     return LOST_RANK.found(f"rank {rank} {event}.", (rank,), subject=subject, why=why, gone=gone)
+
+
+def raised(groups: Sequence[tuple[Sequence[int], str]], world_size: int, part: Sequence[int] = ()) -> Verdict:
+    """Returns the verdict that ranks have raised exceptions of their own. What all ranks raised alike accuses nobody.
+
+    Args:
+        groups: Ranks that raised the same, and what, as the rest of a sentence that begins with them; at least one.
+        world_size: Ranks that are compared.
+        part: Which ranks these are, if they are a part of the job.
+
+    >>> raised([((0, 1, 2), "raised KeyError: 'label'")], 3).sentence
+    "all 3 ranks raised KeyError: 'label'."
+    >>> raised([((1, 3), "raised KeyError: 'label'")], 4).sentence
+    "ranks 1, 3 of 4 ranks raised KeyError: 'label'."
+    """
+    ((ranks, event), *others) = groups
+    if others:
+        told = [f"{names_of(each)} {what}" for each, what in groups[:_TOLD_GROUPS]]
+        told += ["other ranks raised other exceptions"] if len(groups) > _TOLD_GROUPS else []
+        named = [rank for each, _ in groups for rank in each]
+        return LOST_RANK.found(f"{'; '.join(told)}.", named, subject=SEVERAL)
+    if len(ranks) == 1:
+        return lost_rank(ranks[0], event, gone=False)
+    if len(ranks) < world_size:
+        return LOST_RANK.found(f"{names_of(ranks)} of {count_of(world_size, 'rank')} {event}.", ranks, subject=SEVERAL)
+    every = names_of(part) if part else "both ranks" if world_size == 2 else f"all {count_of(world_size, 'rank')}"
+    return LOST_RANK.found(f"{every} {event}.", subject=ALIKE)
 
 
 def judge_exit(divergence: Divergence, rank: int) -> Verdict | None:

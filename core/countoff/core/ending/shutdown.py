@@ -18,7 +18,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TextIO
+from typing import Literal, TextIO
 
 from countoff.core.alerts.telling import wait_for_all
 from countoff.core.checks.lost import EXITED, LEFT, loss_of, lost_rank, victim
@@ -26,14 +26,25 @@ from countoff.core.checks.uneven import EVALUATION
 from countoff.core.ending import sigterm, verdict_file
 from countoff.core.forgotten import forgotten
 from countoff.core.levels import effect
+from countoff.core.liveness import stacks
 from countoff.core.liveness.stacks import is_users_file
+from countoff.core.protocol.failures import Failure
 from countoff.core.state import State
 from countoff.core.verdict import DivergenceError, Verdict, error_for, kind_of
 from countoff.core.words import clip, plain
 
 _log = logging.getLogger("countoff")
-_VICTIMS = ("connection closed", "connection reset", "broken pipe", "timed out", "gloo", "nccl", "socket", "aborted")
-"""Words of an exception that a rank gets because it lost a peer."""
+_LOSSES = ("connection closed", "connection reset", "broken pipe", "timed out", "timeout", "socket", "aborted")
+"""Words of an exception that a rank may get because it lost a peer, or as well in its own loader."""
+_OF_COLLECTIVES = re.compile(
+    r"\bgloo/[\w/]+\.(?:cc|cpp|h|hpp):\d+|nccl(?:remote|system|internal)error|nccl communicator|"
+    r"unhandled (?:system|internal) error|"
+    r"remote process exited|collective operation timeout|connection closed by (?:remote )?peer"
+)
+"""What only an exception of a collective that has lost a peer says: a line of gloo's own code, or an error of NCCL's.
+A program that calls a collective in a wrong way is told so by torch, in other words."""
+_OF_STORES = ("DistNetworkError", "DistStoreError")
+"""Types of exceptions by which torch's store says the same."""
 EXIT_CODE = 87
 """Of a process whose main thread cannot be reached; unlike any signal's or Python's own, to be told apart in a log."""
 PRINT_SECONDS = 4.0
@@ -42,8 +53,6 @@ ENDING_SECONDS = 60.0
 """After so long a process has survived a verdict that it has printed."""
 _printed: dict[int, float] = {}
 """When a guard of this process has last printed a verdict, by `time.monotonic()`; the key is its rank."""
-_OF_COLLECTIVES = ("gloo", "nccl", "connection closed by peer")
-"""Words of an exception that only a collective raises."""
 told_of_evaluations: set[int] = set()
 """The processes, by pid, that have warned of an uneven evaluation: this one, or the one that it was forked from."""
 _REPORTED_BY = "countoff_reported_by"
@@ -287,26 +296,24 @@ def report_failure(
         gone: Looks for a rank that is gone without a word, and returns its loss. A rank that has left is not the cause
             where another one is gone.
     """
-    words = in_words(error)
-    signs = _OF_COLLECTIVES if may_be_caught else _VICTIMS  # a loader's own connection may time out too
-    lost_peer = isinstance(error, DivergenceError) or any(sign in words.lower() for sign in signs)
     if vars(error).setdefault(_REPORTED_BY, id(state)) != id(state):
         return  # another guard of this process has reported it
-    if lost_peer:
-        state.answered.set()
-        _report_lost_peer(state, error, words, may_be_caught=may_be_caught, slow=slow, gone=gone)
-        return
-    place = _place_of(error)
-    event = state.failure or f"raised {words}{f' at {clip(place, 80)}' if place else ''} ({where})"
+    lost = _lost_peer(error)
+    doubtful = lost == "maybe" and not may_be_caught and state.failure is None
+    if lost == "yes" or doubtful:
+        told = _report_lost_peer(state, error, may_be_caught=may_be_caught, slow=slow, gone=gone, doubtful=doubtful)
+        if told:
+            return
+    failure = state.failure or Failure(in_words(error), clip(_place_of(error), 80), where, time.time())
     if may_be_caught:
-        state.fail(event)
+        state.fail(failure)
     else:
-        state.failure = event
+        state.failure = failure
     state.answered.set()  # not earlier: this rank's row of a table has the failure
     if may_be_caught:
         return
     if state.end is None:
-        state.propose(lost_rank(state.rank, event, gone=False))
+        state.propose(replace(lost_rank(state.rank, failure.event, gone=False), begun=state.begun))
     if state.end is not None or state.proposed is not None:  # else the user wants no verdict of it
         wait_until_printed(state)
 
@@ -314,26 +321,72 @@ def report_failure(
 def _report_lost_peer(
     state: State,
     error: BaseException,
-    words: str,
     *,
     may_be_caught: bool,
     slow: bool,
     gone: Callable[[], Verdict | None],
-) -> None:
-    state.collective_failed = True  # the watchdog reports at once a rank that is known to be away
+    doubtful: bool,
+) -> bool:
+    """Reports that this rank has lost another one.
+
+    Args:
+        state: This rank's state.
+        error: The exception.
+        may_be_caught: As for `report_failure`, and so are the next two.
+        slow: Whether the better cause may take seconds to arrive.
+        gone: Looks for a rank that is gone without a word.
+        doubtful: Whether the exception may be this rank's own as well.
+
+    Returns:
+        Whether it is reported: not a doubtful one, where no rank is known to be lost, or another one has raised too.
+    """
+    words = in_words(error)
+    if not doubtful:
+        state.answered.set()
+        state.collective_failed = True  # the watchdog reports at once a rank that is known to be away
     state.ended.wait(PRINT_SECONDS if slow else 0.5)
     if state.interrupted:
-        return
+        return True
+    if doubtful and state.end is not None and state.end.begun is not None:
+        return False
     if state.end is None:
         cause = _lost_by(state, words, gone)
-        if cause is None and may_be_caught:
-            return
+        if cause is None and (may_be_caught or doubtful):
+            return not doubtful
         state.propose(cause or victim(state.rank, words))
+    state.collective_failed = True
+    state.answered.set()
     if state.end is not None or state.proposed is not None:
         wait_until_printed(state)
     if state.end is not None and not isinstance(error, DivergenceError):
         notes = [*getattr(error, "__notes__", ()), f"countoff {state.end.headline}"]
         vars(error)["__notes__"] = notes  # as `add_note` of Python 3.11 does: printed below the traceback
+    return True
+
+
+def _lost_peer(error: BaseException) -> Literal["yes", "maybe", "no"]:
+    """Whether an exception comes from the loss of another rank; also one that was raised while that was handled."""
+    each, seen = error, list[BaseException]()
+    while each is not None and all(each is not known for known in seen):
+        if isinstance(each, DivergenceError) or _is_of_lost_peer(each):
+            return "yes"
+        seen.append(each)
+        each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+    return "maybe" if _may_be_loss(error) else "no"
+
+
+def _is_of_lost_peer(error: BaseException) -> bool:
+    if _OF_COLLECTIVES.search(_text_of(error).lower()):
+        return True
+    if not _may_be_loss(error):
+        return False
+    frames = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return type(error).__name__ in _OF_STORES or stacks.is_in_collective(frames[-1:])
+
+
+def _may_be_loss(error: BaseException) -> bool:
+    words = in_words(error).lower()
+    return any(sign in words for sign in _LOSSES)
 
 
 def _lost_by(state: State, words: str, gone: Callable[[], Verdict | None]) -> Verdict | None:
@@ -351,7 +404,7 @@ def _lost_by(state: State, words: str, gone: Callable[[], Verdict | None]) -> Ve
         return loss
     if left is not None:
         return lost_rank(left, f"left the job before its fit had ended; rank {state.rank} {lost}", subject=LEFT)
-    if ended is not None and any(sign in words.lower() for sign in _OF_COLLECTIVES):
+    if ended is not None and _OF_COLLECTIVES.search(words.lower()):
         event = f"has ended its fit, and rank {state.rank} has not: rank {state.rank} {lost}"
         return lost_rank(ended, event, warned_before(state), subject=LEFT)
     return None

@@ -10,17 +10,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from countoff.core.checks.learning_rates import odd_rates, with_rates
-from countoff.core.checks.lost import AHEAD, DIED, lost_rank
+from countoff.core.checks.lost import AHEAD, DIED, raised
 from countoff.core.ending import shutdown
-from countoff.core.liveness import hosts
+from countoff.core.liveness import hosts, stacks
+from countoff.core.protocol.failures import Failure, alike, told_as_one
 from countoff.core.protocol.rates import parse_rates
 from countoff.core.protocol.records import Records, parse_count, parse_standing, ranks_from_json, ranks_to_json
 from countoff.core.protocol.rows import odd_ranks, ranks_behind
-from countoff.core.state import State
+from countoff.core.state import FAIL_SECONDS, State
 from countoff.core.store.gathering import Gathering
 from countoff.core.verdict import TABLE_ROWS, Remedies, Verdict, at_hosts, remedy_for
 from countoff.core.waiting import until
-from countoff.core.words import count_of, listed
+from countoff.core.words import clip, count_of, listed
 
 if TYPE_CHECKING:
     from countoff.core.liveness.heartbeats import Heartbeats
@@ -30,6 +31,11 @@ _COUNTED = ("where", "batches", "fetched", "steps", "rate", "state")
 """What ranks of one line of the table have in common."""
 _POLL_SECONDS = 0.005
 _SETTLE_SECONDS = 0.3
+_LOOK_SECONDS = 0.05
+_MOST_GROUPS = 8
+"""So many different failures are told of at most."""
+_NAMED_ROWS = 8
+"""Of more ranks that have raised, the table begins with the first of each group."""
 _GATHER_SECONDS = 1.5
 _TOLD_SECONDS = 1.0
 _ACKNOWLEDGE_SECONDS = 1.0
@@ -51,7 +57,8 @@ def print_with_table(channel: Channel, state: State, heartbeats: Heartbeats) -> 
     verdict = state.end
     if verdict is None or state.printed.is_set():
         return
-    state.answered.wait(_SETTLE_SECONDS)
+    latest = time.monotonic() + FAIL_SECONDS + _GATHER_SECONDS + 0.2
+    _wait_for_answer(state, verdict)
     rows: Records = {}
     post_row(channel, state)
     if state.observer is not None:
@@ -67,11 +74,10 @@ def print_with_table(channel: Channel, state: State, heartbeats: Heartbeats) -> 
         owed = [rank for rank in present if rank not in gone or channel.has_reports("row", [rank])]
         rows = _gather_and_publish(channel, state, verdict, owed)
     elif first not in gone:
-        deadline = time.monotonic() + _SETTLE_SECONDS + _GATHER_SECONDS + 0.2
-        until(lambda: channel.has("table"), deadline, _POLL_SECONDS)
+        until(lambda: channel.has("table"), latest, _POLL_SECONDS)
     if state.observer is not None:
         state.observer.gathered(channel, rows)
-    whole = replace(with_table(channel, verdict, state.remedies, state.world_size), part=state.part)
+    whole = with_table(channel, verdict, state.remedies, state.world_size, state.part)
     whole = at_hosts(whole, hosts.names(channel.whole, whole.ranks))
     # A verdict may come before this rank has looked for its neighbours. Those that have posted a row are there now.
     heartbeats.find_neighbours(channel.whole)
@@ -83,6 +89,20 @@ def print_with_table(channel: Channel, state: State, heartbeats: Heartbeats) -> 
         told = [rank for rank in state.ranks if rank not in (first, *gone)]
         until(lambda: channel.has_reports("told", told), time.monotonic() + _ACKNOWLEDGE_SECONDS, _POLL_SECONDS)
     state.printed.set()
+
+
+def _wait_for_answer(state: State, verdict: Verdict) -> None:
+    """Waits a moment until the training thread has received the verdict, is blocked, or has failed by itself.
+
+    Where another rank has raised an exception, this one may be about to raise the same: it has longer for that, unless
+    it waits for other ranks.
+    """
+    deadline = time.monotonic() + FAIL_SECONDS
+    if state.answered.wait(_SETTLE_SECONDS) or verdict.begun is None:
+        return
+    while time.monotonic() < deadline and stacks.thread(state.evidence.trainer).state != "collective":
+        if state.answered.wait(_LOOK_SECONDS):
+            return
 
 
 def post_row(channel: Channel, state: State) -> None:
@@ -140,13 +160,16 @@ def publish_table(channel: Channel, verdict: Verdict, rows: Records, *, complete
     named = odd or verdict.ranks
     if verdict.point and not odd:  # two ranks of a dispute in which no side is the larger one
         named = tuple(rank for rank in sorted(rows) if rows[rank].get("rates")) or named
-    # Where several ranks have failed, the one that the verdict names is the first that was known to.
-    # Where a process is gone, what the others raised came after that, as at the launcher's signal.
-    failed = [] if verdict.subject in (DIED, AHEAD) else [rank for rank in rows if rows[rank]["failure"]]
-    first = next((rank for rank in (*verdict.ranks, *sorted(failed)) if rank in failed), None)
-    lines = _lines(with_rates(rows) if verdict.point else rows, named if first is None else (first,))
+    groups = _groups(verdict, rows)
+    if groups:
+        ranks = [rank for each, _ in groups for rank in each]
+        named = [] if len(groups) == 1 and len(ranks) == len(rows) else ranks
+        named = named if len(named) <= _NAMED_ROWS else [each[0] for each, _ in groups]
+    lines = _lines(with_rates(rows) if verdict.point else rows, named)
     for place, line in enumerate(lines):
         channel.set(f"table/{place}", line)
+    for place, (ranks, event) in enumerate(groups):
+        channel.set(f"failed/{place}", {**ranks_to_json(ranks), "event": clip(event, 420)})
     spread = max((row["known"] for row in rows.values()), default=0.0) - verdict.time
     header = {
         **ranks_to_json(named, "odd"),
@@ -155,22 +178,41 @@ def publish_table(channel: Channel, verdict: Verdict, rows: Records, *, complete
         "standing": "out of step" if odd else verdict.standing,
         "behind": list(behind[:8]),
         "spread": spread if complete and 0 <= spread < _MOST_SPREAD_SECONDS else None,
-        "failed": None if first is None else (first, rows[first]["failure"]),
+        "groups": len(groups),
+        "failed": (groups[0][0][0], clip(groups[0][1], 300)) if groups else None,  # for another version
     }
     channel.set("table", header)
 
 
-def with_table(channel: Channel, verdict: Verdict, remedies: Remedies, world_size: int) -> Verdict:
+def _groups(verdict: Verdict, rows: Records) -> list[tuple[list[int], str]]:
+    """The ranks that have failed by themselves, and how: together, where they have raised the same.
+
+    The rank that the verdict names is the first that was known to fail. Where a process is gone, what the others raised
+    came after that, as at the launcher's signal.
+    """
+    if verdict.subject in (DIED, AHEAD):
+        return []
+    failures = {rank: Failure.from_json(row["failure"]) for rank, row in rows.items() if row["failure"]}
+    first = next((rank for rank in verdict.ranks if rank in failures), None)
+    grouped = alike(failures, first)[:_MOST_GROUPS]
+    return [(ranks, told_as_one({rank: failures[rank] for rank in ranks})) for ranks in grouped]
+
+
+def with_table(
+    channel: Channel, verdict: Verdict, remedies: Remedies, world_size: int, part: tuple[int, ...] = ()
+) -> Verdict:
     """Returns the verdict with the table that rank 0 has published, if it has.
 
-    A rank that failed by itself is the better cause: what other ranks proved is how its failure looked to them.
+    Ranks that failed by themselves are the better cause: what others proved is how that looked to them.
 
     Args:
         channel: The speaker's channel.
         verdict: The verdict in the log.
         remedies: The adapter's remedies.
         world_size: Ranks that are compared.
+        part: Which ranks these are, if they are a part of the job.
     """
+    verdict = replace(verdict, part=part)
     header = channel.find("table")
     if header is None:
         return verdict
@@ -181,10 +223,9 @@ def with_table(channel: Channel, verdict: Verdict, remedies: Remedies, world_siz
     for line in rows:
         parse_count(line.get("ranks", 1))
     if header["failed"] is not None:
-        rank, failure = header["failed"]
-        failed = lost_rank(int(rank), str(failure), gone=False)
-        remedy = remedy_for(failed, remedies)
-        return replace(failed, rows=rows, counted=counted, world_size=world_size, remedy=remedy)
+        failed = raised(_failed(channel, header), world_size, part)
+        more = {"rows": rows, "counted": counted, "world_size": world_size, "part": part, "time": verdict.time}
+        return replace(failed, remedy=remedy_for(failed, remedies), **more)
     return replace(
         verdict,
         ranks=ranks_from_json(header, "odd"),
@@ -195,6 +236,15 @@ def with_table(channel: Channel, verdict: Verdict, remedies: Remedies, world_siz
         world_size=world_size,
         spread_seconds=None if header["spread"] is None else float(header["spread"]),
     )
+
+
+def _failed(channel: Channel, header: Mapping[str, Any]) -> list[tuple[Sequence[int], str]]:
+    groups = parse_count(header.get("groups", 0), _MOST_GROUPS + 1)  # another version may not write it
+    if not groups:
+        rank, event = header["failed"]
+        return [((int(rank),), str(event))]
+    told = channel.get_many([f"failed/{place}" for place in range(groups)])
+    return [(ranks_from_json(each), str(each["event"])) for each in told]
 
 
 def _lines(rows: Records, named: Sequence[int]) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ import sys
 import sysconfig
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -121,9 +121,14 @@ def _state_of(frames: list[_Frame]) -> str:
     even = next((frame.function for frame in frames if frame.file.endswith(_EVEN_PASS)), "")
     if any(part in file for part in loaders for file in files) or even in _EVEN_FETCHES:
         return "loader"
-    if any(part in file for part in _WAITS for file in files[:4]) or even == _EVEN_WAIT:
+    if is_in_collective(files[:4]) or even == _EVEN_WAIT:
         return "collective"
     return "code"
+
+
+def is_in_collective(files: Sequence[str]) -> bool:
+    """Whether one of these files, innermost frames of a stack, is of code that waits for other ranks."""
+    return any(part in file.replace("\\", "/") for part in _WAITS for file in files)
 
 
 def _call_of(frames: list[_Frame]) -> str:

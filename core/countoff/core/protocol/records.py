@@ -297,6 +297,7 @@ def verdict_to_json(verdict: Verdict) -> dict[str, Any]:
         "time": verdict.time,
         "mark_index": verdict.mark_index,
         "announced": verdict.announced,
+        **({} if verdict.begun is None else {"begun": verdict.begun}),
     }
 
 
@@ -319,6 +320,7 @@ def verdict_from_json(record: Mapping[str, Any]) -> Verdict:
         mark_index=int(record["mark_index"]),
         announced=bool(record["announced"]),
         standing=parse_standing(record.get("standing")),
+        begun=None if record.get("begun") is None else parse_count(record["begun"]),  # another version may not write it
     )
 
 

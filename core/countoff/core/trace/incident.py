@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from countoff.core.ending import verdict_file
 from countoff.core.liveness import processes, stacks
+from countoff.core.protocol.failures import Failure
 from countoff.core.protocol.records import Records
 from countoff.core.settings import SECRET_OPTIONS, Settings, variable_of
 from countoff.core.trace import format
@@ -103,6 +104,11 @@ def is_others(directory: str, rank: int, first: int, verdict: Verdict) -> bool:
     return False
 
 
+def _cell(row: Mapping[str, Any], name: str) -> Any:
+    value = row.get(name)
+    return Failure.from_json(value).event if name == "failure" and value else value
+
+
 def write(
     directory: str,
     verdict: Verdict,
@@ -130,7 +136,7 @@ def write(
     place = os.path.join(directory, format.INCIDENT)
     os.makedirs(place, exist_ok=True)
     counted = [rows[each] for each in sorted(rows)] or verdict.rows
-    counts = [{name: row[name] for name in _COUNTED if row.get(name) not in (None, "")} for row in counted]
+    counts = [{name: value for name in _COUNTED if (value := _cell(row, name)) not in (None, "")} for row in counted]
     documents: dict[str, object] = {
         format.VERDICT_FILE: verdict_file.document(verdict),
         format.RANKS_FILE: {"world_size": verdict.world_size, "ranks": counts},

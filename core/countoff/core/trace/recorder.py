@@ -191,7 +191,7 @@ class Recorder(Listener):
         cancel, self._cancel = self._cancel, None
         cancel()
         state = self._state
-        self._failure = self._failure or state.failure.removeprefix("raised ")
+        self._failure = self._failure or self._failed()
         ended = state.end is not None and state.settings.on_divergence == "raise"
         self._end("failed" if self._failure else "verdict" if ended else "finished" if self._finished else "closed")
         writer.leave(self, self.writer)
@@ -242,7 +242,7 @@ class Recorder(Listener):
         self._put("verdict", verdict=verdict.to_dict())
         self.stood_still()
         if self._state.settings.on_divergence == "raise":
-            self._failure = self._failure or self._state.failure.removeprefix("raised ")
+            self._failure = self._failure or self._failed()
             self._end("failed" if self._failure else "verdict")
             self._leave_incident(verdict, whole=whole)
 
@@ -339,6 +339,10 @@ class Recorder(Listener):
         reported = {name.removeprefix(_REPORTED): value for name, value in named.items() if name.startswith(_REPORTED)}
         horizon = {} if totals[1] is None else {"horizon": totals[1]}
         return [self.line("totals", true=true, reported=reported, **horizon)]
+
+    def _failed(self) -> str:
+        failure = self._state.failure
+        return "" if failure is None else failure.event.removeprefix("raised ")
 
     def _end(self, how: Literal["finished", "verdict", "failed", "closed", "signal"]) -> None:
         if self._is_own:

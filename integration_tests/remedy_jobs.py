@@ -651,7 +651,7 @@ ACCELERATE: Mapping[str, Case] = {
         lambda: accelerated(DataLoader(ReadyMade(0, 1), batch_size=None), as_one=True),
         {
             "let accelerator.prepare() shard the loader": lambda: accelerated(mapped()),
-            "take it by accelerator.process_index": lambda: accelerated(
+            "give each rank a share of its own, by accelerator.process_index": lambda: accelerated(
                 DataLoader(ReadyMade(own_rank(), 2), batch_size=None), as_one=True
             ),
             OFF: lambda: accelerated(DataLoader(ReadyMade(0, 1), batch_size=None), as_one=True, compare_data=False),

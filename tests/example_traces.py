@@ -114,7 +114,7 @@ def verdict(kind: str = "UnevenBatches", ranks: Sequence[int] = (2,), **values: 
             },
         ],
         "why": "Its shard of the data is shorter.",
-        "remedy": "Cut the data evenly.",
+        "remedy": "Cut the data evenly.\nStop together.",
         "time": BEGAN + 60,
         **values,
     }

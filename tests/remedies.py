@@ -37,7 +37,8 @@ def without_numbers(remedy: str) -> str:
 def golden() -> set[str]:
     """All remedies of the golden messages."""
     texts = [file.read_text() for file in sorted((GOLDEN / "messages").glob("*.txt"))]
-    return {without_numbers(each) for text in texts for each in re.findall(r"^  do:  (.+)$", text, re.MULTILINE)}
+    found = [each for text in texts for each in re.findall(r"^  do:  (.+(?:\n  or:  .+)*)$", text, re.MULTILINE)]
+    return {without_numbers(each.replace("\n  or:  ", "\n")) for each in found}
 
 
 def _read(entry: dict[str, str | list[str]]) -> Applied:

@@ -172,7 +172,7 @@ def test_how_it_works_has_the_table_of_levels() -> None:
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # Of docs/write-an-adapter.md.
 OWN = "give every rank the same number of batches: Rowboat goes on until the loader ends."
-QUOTED = re.compile(r"^ *(?:\[rank 0\])?   ?(?:why:|do: ) (.+)$", re.MULTILINE)
+QUOTED = re.compile(r"^ *(?:\[rank 0\])?   ?(?:why:|do: |or: ) (.+)$", re.MULTILINE)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -36,7 +36,7 @@ def test_a_framework_that_shards_by_itself_has_remedies_for_what_it_deals_out() 
 
 def test_uneven_remedies_set_options_as_the_framework_does() -> None:
     remedies = uneven_remedies(train="shard.", option="Countoff({})")
-    assert remedies[""].startswith("shard. Or let the job go on: with Countoff(uneven_train='stop'), ")
+    assert remedies[""].startswith("shard.\nlet the job go on: with Countoff(uneven_train='stop'), ")
     assert uneven_remedies(train="shard.", option="Countoff({})", goes_on=False)[""] == "shard."
     assert "Countoff(uneven_eval='allow')" in remedies[EVALUATION]
     assert "Countoff(uneven_eval='off')" in remedies[WHO_EVALUATES]

@@ -21,6 +21,11 @@ def test_the_text_says_which_job_and_where_its_files_are(monkeypatch: pytest.Mon
     assert lines[5] == "files: /runs/verdict.json, /runs/trace"
 
 
+def test_each_alternative_of_a_remedy_has_a_line() -> None:
+    lines = Finding(Verdict("LostRank", "rank 2 is gone.", remedy="Look.\nWait."), "error").message.splitlines()
+    assert lines[2:4] == ["do:  Look.", "or:  Wait."]
+
+
 def test_a_warning_says_that_the_job_goes_on() -> None:
     assert "This is a warning: the job goes on." in Finding(Verdict("Stalled", "no rank moves."), "warning").message
 

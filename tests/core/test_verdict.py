@@ -55,6 +55,26 @@ def test_the_whole_message_of_two_ranks() -> None:
     assert printed.render() == textwrap.dedent(message).strip("\n")
 
 
+def test_each_alternative_of_a_remedy_has_a_line() -> None:
+    told = Verdict("UnevenBatches", "they differ.", remedy="even the data.\nstop together.\nignore this.")
+    lines = told.render().splitlines()
+    assert lines[1:-1] == ["  do:  even the data.", "  or:  stop together.", "  or:  ignore this."]
+    assert told.to_dict()["remedy"] == told.remedy
+
+
+def test_only_a_newline_parts_alternatives_and_no_text_forges_a_line() -> None:
+    """Whatever somebody has written to the store, each line of it begins as one of a remedy does."""
+    hostile = Verdict("LostRank", "gone.\nforged", why="a\nb", remedy="x\r\ncountoff: y\u2028z\x1b[2J\n\n \n")
+    assert hostile.render().splitlines() == [
+        "countoff: LostRank: gone.\\nforged",
+        "  why: a\\nb",
+        "  do:  x\\r",
+        "  or:  countoff: y\\u2028z\\x1b[2J",
+        "  more: countoff explain LostRank",
+    ]
+    assert hostile.to_dict()["remedy"].splitlines() == hostile.alternatives
+
+
 @pytest.mark.parametrize(
     ("verdict", "line"),
     [

@@ -45,7 +45,8 @@ class Cause:
 
     Attributes:
         why: The cause in a sentence or two; empty where each verdict has its own.
-        remedy: What to do about it in any framework; empty where only an adapter can say it.
+        remedy: What to do about it in any framework, a line for each alternative, the likeliest first; empty where only
+            an adapter can say it.
         restart: As that of the kind; None: as that.
     """
 
@@ -127,7 +128,8 @@ class Verdict:
         ranks: The ranks that the proof names, the one out of step first.
         standing: What is proved of these ranks.
         why: The cause, where it is known.
-        remedy: What to do about it. A verdict that was proved with one keeps it; any other gets the adapter's.
+        remedy: What to do about it; see `alternatives`. A verdict that was proved with one keeps it; any other gets the
+            adapter's.
         rows: What each rank had counted when it received the verdict, the ranks out of step first.
         gone: Whether those ranks can no longer answer. Nothing waits for them.
         time: When the proof came to exist, in seconds since the epoch by the clock of the rank that found it.
@@ -234,20 +236,32 @@ class Verdict:
             ],
             **({"again": plain(self.again)} if self.again else {}),
             "why": plain(self.why),
-            "remedy": plain(self.remedy),
+            "remedy": "\n".join(self.alternatives),
             "time": self.time,
             "time_utc": _in_utc(self.time),
         }
 
     @property
+    def alternatives(self) -> list[str]:
+        r"""The lines of the remedy: each can be done instead of the others, and the first one helps most often.
+
+        A newline parts them, and nothing else does: any other character that ends a line is escaped.
+
+        >>> Verdict("LostRank", "rank 2 is gone.", remedy="free memory.\nuse a larger host.").alternatives
+        ['free memory.', 'use a larger host.']
+        """
+        return [plain(each) for each in self.remedy.split("\n") if each.strip()]
+
+    @property
     def reasons(self) -> list[str]:
-        """Whether it has happened before, the cause and the remedy, as far as they are known: a line for each."""
+        """Whether it has happened before, the cause and what to do, as far as they are known: a line for each."""
         again = f"again: the same happened in the attempt before ({self.again}): a restart has not helped."
-        told = {again: self.again, f"why: {self.why}": self.why, f"do:  {self.remedy}": self.remedy}
-        return [line for line, known in told.items() if known]
+        told = {again: self.again, f"why: {self.why}": self.why}
+        remedies = [f"{'or' if number else 'do'}:  {each}" for number, each in enumerate(self.alternatives)]
+        return [*(line for line, known in told.items() if known), *remedies]
 
     def render(self) -> str:
-        """The whole message: headline, who, table of ranks, cause, remedy, and where to read more.
+        """The whole message: headline, who, table of ranks, cause, what to do, and where to read more.
 
         >>> print(Verdict("LostRank", "rank 2 is gone.", why="It was killed.").render())
         countoff: LostRank: rank 2 is gone.

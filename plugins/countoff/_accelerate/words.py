@@ -19,8 +19,8 @@ def launch_remedy(*, on_cpus: str) -> str:
         on_cpus: The argument by which the framework makes a job of processes without GPUs.
     """
     return (
-        f"start it with torchrun or accelerate launch on GPUs; on CPUs set ACCELERATE_USE_CPU=true for torchrun, "
-        f"or {on_cpus}."
+        "start it with torchrun or accelerate launch on GPUs.\n"
+        f"on CPUs, set ACCELERATE_USE_CPU=true for torchrun, or {on_cpus}."
     )
 
 
@@ -32,9 +32,9 @@ WORDS = Words(
         "UnevenBatches": uneven_remedies(
             train=(
                 "give every rank the same number of batches. If the dataset has a length: even_batches=True, the "
-                "default, and the same dataset on every rank. If it is iterable: for batch in "
-                "itertools.islice(countoff.train(loader), n), with n batches that every rank has, a multiple of "
-                "gradient_accumulation_steps; what is beyond them is not read."
+                "default, and the same dataset on every rank.\n"
+                "if it is iterable: for batch in itertools.islice(countoff.train(loader), n), with n batches that "
+                "every rank has, a multiple of gradient_accumulation_steps; what is beyond them is not read."
             ),
             option=_OPTION,
         ),
@@ -48,24 +48,25 @@ WORDS = Words(
             POSITION: (
                 "give the resumed epoch's loader as many batches to skip as the checkpoint has: "
                 "accelerator.skip_first_batches(loader, batches). If the batch size or the number of processes has "
-                "changed: the samples divided by the new batch size and the new number. If you have moved on purpose, "
-                "ignore this."
+                "changed: the samples divided by the new batch size and the new number.\n"
+                "if you have moved on purpose, ignore this."
             ),
             AGAIN: (
                 "iterate accelerator.skip_first_batches(loader, batches) in the resumed epoch, and call "
-                "loader.set_epoch(epoch) with its number before; or let Accelerate restore the loader: "
-                "DataLoaderConfiguration(use_stateful_dataloader=True). If the run is to begin anew, ignore this."
+                "loader.set_epoch(epoch) with its number before.\n"
+                "let Accelerate restore the loader: DataLoaderConfiguration(use_stateful_dataloader=True).\n"
+                "if the run is to begin anew, ignore this."
             ),
             RATE: (
-                "give the scheduler to accelerator.prepare(), so that save_state() and load_state() include it. If you "
-                "have begun a new schedule on purpose, ignore this."
+                "give the scheduler to accelerator.prepare(), so that save_state() and load_state() include it.\n"
+                "if you have begun a new schedule on purpose, ignore this."
             ),
         },
         **data_remedies(
             shares=(
-                "let accelerator.prepare() shard the loader. One that is prepared as that of one process, as a stream "
-                "of ready-made batches must be, needs a share of its own on each rank: take it by "
-                "accelerator.process_index."
+                "let accelerator.prepare() shard the loader.\n"
+                "give each rank a share of its own, by accelerator.process_index, where the loader is prepared as that "
+                "of one process, as a stream of ready-made batches must be."
             ),
             order="iterate the prepared loader to its end, or call its set_epoch(epoch) before every pass.",
             option=_OPTION,

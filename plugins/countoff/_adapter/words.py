@@ -1,7 +1,7 @@
 """The words of an adapter: what it tells its users in the terms of their framework, and what it cannot tell them.
 
 What is the same in every framework is in the files of the checks. The modules `words` of the adapters import no
-framework. In a remedy, what most often fits comes first.
+framework. In a remedy, each alternative has a line of its own, and what most often fits comes first.
 """
 
 from __future__ import annotations
@@ -67,18 +67,19 @@ def uneven_remedies(
     """
     if goes_on:
         train = (
-            f"{train} Or let the job go on: with {option.format(STOP)}, every epoch ends on all ranks "
-            "with the shortest one, and what longer ranks have left is not used."
+            f"{train}\n"
+            f"let the job go on: with {option.format(STOP)}, every epoch ends on all ranks with the shortest one, and "
+            "what longer ranks have left is not used."
         )
-    stops = f", or let it stop on all ranks with the shortest one: {option.format(_STOP_EVAL)}" if goes_on else ""
+    stops = f"\nlet it stop on all ranks with the shortest one: {option.format(_STOP_EVAL)}." if goes_on else ""
     allowed, declared = option.format("uneven_eval='allow'"), option.format("uneven_eval='off'")
     evaluate = f"let all ranks evaluate after the same batch{together and ': '}{together}."
-    apart = f"if only some ranks are to evaluate, say so on every rank: {declared}. Otherwise " if alone else ""
+    apart = f"if only some ranks are to evaluate, say so on every rank: {declared}.\n" if alone else ""
     return {
         "": train,
         "evaluation": (
-            f"if the evaluation synchronises nothing batch by batch, this does no harm: {allowed}. If it does, give "
-            f"every rank the same number of evaluation batches{stops}."
+            f"give every rank the same number of evaluation batches.{stops}\n"
+            f"if the evaluation synchronises nothing batch by batch, this does no harm: {allowed}."
         ),
         "who evaluates": f"{apart}{evaluate}",
     }
@@ -99,35 +100,38 @@ def data_remedies(
     off = option.format(_NO_SAMPLES)
     dealt: dict[str, str | Mapping[str, str]] = {
         "DoubleSharded": (
-            f"shard the data once, by {dealer}: give it all of the data on every rank, without "
-            "split_dataset_by_node, a rank in your own dataset or sampler, another DistributedSampler, or a "
-            f"nodesplitter of webdataset. Or keep your own shares, which must be even, and {undo}. If each rank is to "
-            f"read part of its own data: {off}."
+            f"shard the data once, by {dealer}: give it all of the data on every rank, without split_dataset_by_node, "
+            "a rank in your own dataset or sampler, another DistributedSampler, or a nodesplitter of webdataset.\n"
+            f"keep your own shares, which must be even, and {undo}.\n"
+            f"if each rank is to read part of its own data: {off}."
         ),
         "StreamsDiffer": {
             "": (
                 f"let every rank yield the same samples in the same order, and {dealer} shards them: shuffle with the "
-                f"same seed on all ranks, not with one of each rank. If they are to differ: {off}."
+                "same seed on all ranks, not with one of each rank.\n"
+                f"if they are to differ: {off}."
             ),
             LENGTHS: (
                 f"give every rank the same dataset, and {dealer} shards it. Where it is made of files, look for some "
-                f"that a host does not have; where it is filtered or cut by rank, leave that out. If they are to "
-                f"differ: {off}."
+                "that a host does not have; where it is filtered or cut by rank, leave that out.\n"
+                f"if they are to differ: {off}."
             ),
         },
     }
-    same_order = f"{order} If one order for all epochs is what you want: DistributedSampler(shuffle=False)."
+    same_order = f"{order}\nif one order for all epochs is what you want: DistributedSampler(shuffle=False)."
     ordered: dict[str, str | Mapping[str, str]] = {"SameOrder": same_order} if order else {}
     return {
         **(dealt if dealer else {}),
         **ordered,
         "DuplicateData": (
-            f"{shares} Where each rank draws samples at random without a sampler, seed these draws by rank "
-            "(seed + rank); the seeds of a DistributedSampler and of the model stay equal on all ranks. If equal data "
-            f"is what you want: {off}."
+            f"{shares}\n"
+            "where each rank draws samples at random without a sampler, seed these draws by rank (seed + rank); the "
+            "seeds of a DistributedSampler and of the model stay equal on all ranks.\n"
+            f"if equal data is what you want: {off}."
         ),
         "PeersDiffer": (
             "shard and seed by dp_rank, not by rank: ranks that work on one batch together must read the same samples "
-            f"in the same order, with the same random transforms. If they are to differ: {off}."
+            "in the same order, with the same random transforms.\n"
+            f"if they are to differ: {off}."
         ),
     }

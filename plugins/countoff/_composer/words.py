@@ -24,9 +24,10 @@ __all__ = [
 
 _OPTION = "Countoff({})"
 _EQUAL_LENGTHS = (
-    "give every rank the same number of batches: StreamingDataset(batching_method='random'), or for a dataset that is "
-    "whole on every rank DataLoader(sampler=dist.get_sampler(dataset)) of composer.utils"
+    "give every rank the same number of batches: StreamingDataset(batching_method='random').\n"
+    "where the dataset is whole on every rank: DataLoader(sampler=dist.get_sampler(dataset)) of composer.utils."
 )
+_ACCEPTED = "if you accept the loss, give a number that every rank has: Trainer(train_subset_num_batches=N)"
 _RIGHT_LENGTH = "make len(loader) one rank's number of batches (of a StreamingDataset the length, not the size)"
 
 WORDS = Words(
@@ -34,7 +35,7 @@ WORDS = Words(
     option=_OPTION,
     remedies={
         "UnevenBatches": uneven_remedies(
-            train=f"{_EQUAL_LENGTHS}.",
+            train=_EQUAL_LENGTHS,
             option=_OPTION,
             goes_on=False,
             together=(
@@ -43,13 +44,13 @@ WORDS = Words(
             alone=False,
         ),
         "Truncated": (
-            f"{_EQUAL_LENGTHS}. drop_last=True does not make such ranks even. If you accept the loss, give a number "
-            "that every rank has: Trainer(train_subset_num_batches=N), or eval_subset_num_batches=N."
+            f"{_EQUAL_LENGTHS} drop_last=True does not make such ranks even.\n"
+            f"{_ACCEPTED}, or eval_subset_num_batches=N."
         ),
         "PlanMismatch": (
-            "give every rank the same number of batches, or Trainer(train_subset_num_batches=N) with N batches that "
-            "every rank has. Otherwise a schedule in epochs gives each rank a learning rate of its own, and "
-            "max_duration in batches ends an epoch on some ranks only."
+            "give every rank the same number of batches. Otherwise a schedule in epochs gives each rank a learning "
+            "rate of its own, and max_duration in batches ends an epoch on some ranks only.\n"
+            f"{_ACCEPTED}."
         ),
         "StepMismatch": (
             "let all ranks step after the same batches: no algorithm, and no condition of one rank around the step."
@@ -58,22 +59,24 @@ WORDS = Words(
         "WrongLength": f"{_RIGHT_LENGTH}.",
         "ResumeMismatch": {
             POSITION: (
-                "load the whole State with Trainer(load_path=…), and resume with as many ranks of the same batch size, "
-                "or with a StreamingDataset, which goes by samples."
+                "load the whole State with Trainer(load_path=…), and resume with as many ranks of the same batch "
+                "size.\n"
+                "use a StreamingDataset, which goes by samples."
             ),
             AGAIN: (
                 "make the data set's load_state_dict() go on behind the samples that it is given; without that method "
                 "Composer skips them by itself."
             ),
             RATE: (
-                "leave state/schedulers out of load_ignore_keys, so that Composer restores the scheduler. If you have "
-                "begun a new schedule on purpose, ignore this."
+                "leave state/schedulers out of load_ignore_keys, so that Composer restores the scheduler.\n"
+                "if you have begun a new schedule on purpose, ignore this."
             ),
         },
         **data_remedies(
             shares=(
-                "give every rank its own share: DataLoader(sampler=dist.get_sampler(dataset)) of composer.utils, or a "
-                "StreamingDataset, with `replication` only where ranks share their batches; Composer adds no sampler."
+                "give every rank its own share: DataLoader(sampler=dist.get_sampler(dataset)) of composer.utils. "
+                "Composer adds no sampler.\n"
+                "use a StreamingDataset, with `replication` only where ranks share their batches."
             ),
             order="let Composer call set_epoch(epoch): your sampler must be the loader's own, and follow the call.",
             option=_OPTION,
@@ -162,8 +165,8 @@ def remedy_of_length(plan: BatchPlan, *, limit: str, fixes: bool) -> str:
     if true is None or believed is None or believed < true:  # no limit of Composer's goes beyond len(loader)
         return f"{_RIGHT_LENGTH}."
     fix = _OPTION.format("totals='fix'")
-    also = "" if fixes else f", or {fix} where it is proven"
-    return f"{_RIGHT_LENGTH}; until then {limit} with the true number{also}."
+    also = "" if fixes else f"\nuntil then, {fix} sets it where it is proven."
+    return f"{_RIGHT_LENGTH}.\nuntil then, {limit} with the true number.{also}"
 
 
 def with_correction(wrong: Verdict, length: int, since: str = "before the first batch") -> Verdict:

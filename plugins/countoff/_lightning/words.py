@@ -27,24 +27,25 @@ WORDS = Words(
     remedies={
         "UnevenBatches": uneven_remedies(
             train=(
-                f"{_EQUAL_LENGTHS} If each rank holds a part, or the dataset is iterable: "
-                "Trainer(limit_train_batches=N), with N batches that every rank has; what is beyond them is not read."
+                f"{_EQUAL_LENGTHS}\n"
+                "if each rank holds a part, or the dataset is iterable: Trainer(limit_train_batches=N), with N "
+                "batches that every rank has; what is beyond them is not read."
             ),
             option=_OPTION,
             together=f"give them the same Trainer(val_check_interval=N), a whole number of batches or 1.0. {_FRACTION}",
         ),
         "PlanMismatch": {
             "": (
-                f"{_EQUAL_LENGTHS} If each rank holds a part: Trainer(limit_train_batches=N), with N batches that "
-                f"every rank has. Or let the job go on: with {_OPTION.format(STOP)}, every epoch ends on all ranks "
-                "with the shortest one."
+                f"{_EQUAL_LENGTHS}\n"
+                "if each rank holds a part: Trainer(limit_train_batches=N), with N batches that every rank has.\n"
+                f"let the job go on: with {_OPTION.format(STOP)}, every epoch ends on all ranks with the shortest one."
             ),
             "batches_between_evaluations": (
                 "set Trainer(val_check_interval=N) to a whole number of batches, at most those of the shortest rank's "
                 f"loader, or to 1.0, to evaluate at the end of each epoch. {_FRACTION}."
             ),
         },
-        "RankMapError": "let Lightning add the DistributedSampler, or give your own the data_parallel size and rank.",
+        "RankMapError": "let Lightning add the DistributedSampler.\ngive your own the data_parallel size and rank.",
         "ResumeMismatch": {
             POSITION: (
                 "let trainer.fit(ckpt_path=…) restore its loops, from a checkpoint whose key 'loops' is as Lightning "
@@ -52,26 +53,29 @@ WORDS = Words(
             ),
             AGAIN: (
                 "use a loader that saves its position (StatefulDataLoader of torchdata, or state_dict() and "
-                "load_state_dict() of your own), or resume from the end of an epoch: "
-                "ModelCheckpoint(save_on_train_epoch_end=True). Lightning begins any other loader again."
+                "load_state_dict() of your own); Lightning begins any other loader again.\n"
+                "resume from the end of an epoch: ModelCheckpoint(save_on_train_epoch_end=True)."
             ),
             RATE: (
                 "return the scheduler from configure_optimizers(), as before the checkpoint: Lightning saves and "
-                "restores it then. If you have begun a new schedule on purpose, ignore this."
+                "restores it then.\n"
+                "if you have begun a new schedule on purpose, ignore this."
             ),
         },
         "ShortRun": {
             RESUMED: (
                 "resume from a checkpoint of the end of an epoch, as ModelCheckpoint(every_n_epochs=1, "
-                "save_on_train_epoch_end=True) writes it, or from one of the middle of an epoch, and not from one that "
-                "was written in the last batch of an epoch, as with every_n_train_steps."
+                "save_on_train_epoch_end=True) writes it, and not from one that was written in the last batch of an "
+                "epoch, as with every_n_train_steps.\n"
+                "resume from one of the middle of an epoch."
             ),
         },
         "WrongLength": f"{_RIGHT_LENGTH}.",
         **data_remedies(
             shares=(
-                "leave Trainer(use_distributed_sampler=True), or give your own sampler the num_replicas and rank of "
-                "trainer.distributed_sampler_kwargs; an iterable dataset must take its share by itself."
+                "leave Trainer(use_distributed_sampler=True).\n"
+                "give your own sampler the num_replicas and rank of trainer.distributed_sampler_kwargs; an iterable "
+                "dataset must take its share by itself."
             ),
             order="let Lightning call set_epoch(epoch): your sampler must be the loader's own, and follow the call.",
             option=_OPTION,
@@ -111,4 +115,4 @@ def with_remedy(wrong: Verdict, plan: BatchPlan, *, fixes: bool) -> Verdict:
         return wrong
     fix = _OPTION.format("totals='fix'")
     until_then = f"until then, {fix} sets Lightning's own number where the true one is proven"
-    return replace(wrong, remedy=f"{_RIGHT_LENGTH}; {until_then}.")
+    return replace(wrong, remedy=f"{_RIGHT_LENGTH}.\n{until_then}.")

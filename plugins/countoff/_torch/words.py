@@ -15,16 +15,17 @@ WORDS = Words(
         "UnevenBatches": uneven_remedies(
             train=(
                 "give every rank the same number of batches. If each rank's dataset holds all of the data: "
-                "DataLoader(sampler=DistributedSampler(dataset)). If each holds a part, or is iterable: "
-                "for batch in countoff.train(itertools.islice(loader, n)), with n batches that every rank has; what is "
-                "beyond them is not read."
+                "DataLoader(sampler=DistributedSampler(dataset)).\n"
+                "if each holds a part, or is iterable: for batch in countoff.train(itertools.islice(loader, n)), with "
+                "n batches that every rank has; what is beyond them is not read."
             ),
             option=_OPTION,
         ),
         **data_remedies(
             shares=(
                 "give every rank its own share: DataLoader(sampler=DistributedSampler(dataset)), or every "
-                "world_size-th sample of an iterable dataset; where ranks share a batch, say which: Countoff(mesh=…)."
+                "world_size-th sample of an iterable dataset.\n"
+                "where ranks share a batch, say which: Countoff(mesh=…)."
             ),
             order="call loader.sampler.set_epoch(epoch) before every pass over the train loader.",
             option=_OPTION,

@@ -16,8 +16,9 @@ WORDS = Words(
     remedies={
         "UnevenBatches": {
             "": (
-                "let the loader start over at its end (infinite=True, the default), or set training.steps to what "
-                "every data rank has. TorchTitan cancels the step in which data runs out, on that rank alone."
+                "let the loader start over at its end (infinite=True, the default). TorchTitan cancels the step in "
+                "which data runs out, on that rank alone.\n"
+                "set training.steps to what every data rank has."
             ),
         },
         "PlanMismatch": "start every rank with the same config.",

@@ -21,8 +21,9 @@ WORDS = Words(
             train=(
                 "give every rank the same number of batches. If the dataset has a length: "
                 "accelerator_config={'even_batches': True}, the default, and the same dataset on every rank; a "
-                "get_train_dataloader() of your own must return what self.accelerator.prepare() returns. If it is "
-                "iterable, let it end after the same number of batches on every rank; what is beyond them is not read."
+                "get_train_dataloader() of your own must return what self.accelerator.prepare() returns.\n"
+                "if it is iterable, let it end after the same number of batches on every rank; what is beyond them is "
+                "not read."
             ),
             option=_OPTION,
             together=(
@@ -33,8 +34,8 @@ WORDS = Words(
         "PlanMismatch": (
             "give every rank the same dataset, and let the Trainer make the ranks even: "
             "TrainingArguments(accelerator_config={'even_batches': True}), the default. A get_train_dataloader() of "
-            "your own must return what self.accelerator.prepare() returns. If the dataset is iterable: the same len() "
-            "on every rank, or no len() and TrainingArguments(max_steps=N)."
+            "your own must return what self.accelerator.prepare() returns.\n"
+            "if the dataset is iterable: the same len() on every rank, or no len() and TrainingArguments(max_steps=N)."
         ),
         "StepMismatch": "let all ranks decide alike: no callback that sets control.should_training_stop on one rank.",
         "ResumeMismatch": {
@@ -48,17 +49,18 @@ WORDS = Words(
             ),
             RATE: (
                 "keep scheduler.pt and optimizer.pt in the checkpoint, and give the Trainer no scheduler that was "
-                "stepped before. If you have begun a new schedule on purpose, ignore this."
+                "stepped before.\n"
+                "if you have begun a new schedule on purpose, ignore this."
             ),
         },
         "WrongLength": "make len() of the dataset what it yields; the Trainer's epochs and max_steps follow from it.",
         "WrongTotal": (
-            "leave split_batches off: per_device_train_batch_size is then what each process takes at once. With it, go "
-            "by countoff's totals: the Trainer's own number of samples stays wrong."
+            "leave split_batches off: per_device_train_batch_size is then what each process takes at once.\n"
+            "with it, go by countoff's totals: the Trainer's own number of samples stays wrong."
         ),
         **data_remedies(
             shares="give the Trainer the whole dataset on every rank, not sharded: it shards it by itself.",
-            order="let the Trainer make the sampler, or change its epoch in a callback's on_epoch_begin.",
+            order="let the Trainer make the sampler.\nchange your sampler's epoch in a callback's on_epoch_begin.",
             option=_OPTION,
             dealer="the Trainer",
             undo="return a loader that is not prepared from get_train_dataloader()",

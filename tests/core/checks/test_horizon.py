@@ -152,7 +152,7 @@ def test_a_schedule_of_steps_that_is_stepped_per_epoch_is_named():
         "the learning rate would reach its end at step 480,000, and the run ends at 1,200: CosineAnnealingLR was made "
         "for 1,200 calls of its step(), and is stepped once per epoch."
     )
-    assert verdict.remedy == "step CosineAnnealingLR once per optimizer step, or make it for 3 calls of its step()."
+    assert verdict.remedy == "step CosineAnnealingLR once per optimizer step.\nmake it for 3 calls of its step()."
 
 
 @pytest.mark.parametrize(("end", "said"), [(979, True), (980, False), (1000, False), (1100, False), (1101, True)])

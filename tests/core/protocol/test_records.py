@@ -48,6 +48,12 @@ def test_a_verdict_is_read_back_with_the_readers_remedy() -> None:
     assert state.end == dataclasses.replace(found, remedy="Set drop_last=True.")
 
 
+def test_the_alternatives_of_a_remedy_are_read_back() -> None:
+    found = Verdict("WrongHorizon", "it ends early.", remedy="make it for 60 steps.\nignore this.")
+    read = verdict_from_json(json.loads(json.dumps(verdict_to_json(found))))
+    assert read.alternatives == ["make it for 60 steps.", "ignore this."]
+
+
 @pytest.mark.parametrize(
     "record", [{}, {"kind": "LostRank"}, {**verdict_to_json(Verdict("LostRank", "it is.")), "ranks": 3}]
 )

@@ -181,7 +181,7 @@ def test_pauses_stacks_warnings_and_the_verdict_are_there(tmp_path: Path) -> Non
     assert (verdict[0], verdict[2], verdict[3]["do"], verdict[3]["ranks"]) == (
         60,
         "verdict",
-        "Cut the data evenly.",
+        "Cut the data evenly.\nStop together.",
         "2",
     )
     assert verdict[1].startswith("UnevenBatches: rank 2 ran out of data")

@@ -79,7 +79,7 @@ def test_the_verdict_ends_the_view(tmp_path: Path) -> None:
     code, output, errors = run(str(tmp_path))
     assert (code, errors) == (1, "")
     assert output.count("countoff: UnevenBatches: rank 2 ran out of data") == 1
-    assert "  do:  Cut the data evenly." in output
+    assert "  do:  Cut the data evenly.\n  or:  Stop together.\n" in output
 
 
 def test_as_json_it_prints_this_moment(tmp_path: Path) -> None:

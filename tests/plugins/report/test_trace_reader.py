@@ -388,7 +388,7 @@ def texts_of(fit: Fit) -> list[str]:
     found += [frame for stack in fit.stacks for frame in (*stack.frames, stack.state)]
     for verdict in [fit.verdict, *fit.warnings]:
         if verdict is not None:
-            found += [verdict.kind, verdict.sentence, verdict.why, verdict.remedy, *verdict.hosts.values()]
+            found += [verdict.kind, verdict.sentence, verdict.why, *verdict.remedy.split("\n"), *verdict.hosts.values()]
             found += [str(cell) for row in verdict.rows for cell in row.values()]
     return found + ([fit.ending.how, fit.ending.what] if fit.ending else [])
 

@@ -46,8 +46,8 @@ REPEATED = VerdictKind(
         "": Cause(
             f"{_DIFFER}with uneven_train='repeat' a short one begins again until the longest one has ended. The "
             "samples of repeated batches count more than once in this epoch.",
-            "nothing, if you accept the repetition. To count each sample once, give every rank the same number of "
-            "batches. " + _METRIC.format("countoff/batches_repeated"),
+            f"nothing, if you accept the repetition. {_METRIC.format('countoff/batches_repeated')}\n"
+            "to count each sample once, give every rank the same number of batches.",
         )
     },
 )
@@ -252,8 +252,9 @@ def _remedy(subject: str, used: int) -> str:
     if not used:
         return "give every rank data for at least one batch: as long as one rank has none, no rank takes any batch."
     if subject != "train":
-        return f"{_ACCEPTED} To use all data, give every rank the same number of evaluation batches."
+        return f"{_ACCEPTED}\nto use all data, give every rank the same number of evaluation batches."
     return (
-        f"{_ACCEPTED} To use all data, give every rank the same number of batches; with uneven_train='repeat' short "
-        f"ranks repeat batches instead. {_METRIC.format('countoff/batches_left')}"
+        f"{_ACCEPTED} {_METRIC.format('countoff/batches_left')}\n"
+        "to use all data, give every rank the same number of batches.\n"
+        "let short ranks repeat batches instead: uneven_train='repeat'."
     )

@@ -41,7 +41,7 @@ _PERIODS = 4
 """Half waves after the first fall that make a rate one of cycles."""
 _Certainty = Literal["any", "likely", "certain"]
 _CERTAINTIES: tuple[_Certainty, ...] = ("any", "likely", "certain")
-_ON_PURPOSE = " If the run ends before its schedule on purpose, ignore this."
+_ON_PURPOSE = "\nif the run ends before its schedule on purpose, ignore this."
 
 
 @dataclass(frozen=True)
@@ -307,18 +307,18 @@ def _remedy(horizon: Horizon, run: RunLength, total: int, stepping: Stepping, by
     if horizon.ending.kind == "vanished" and (pace < 1 or stepping.per_epoch is None):
         return f"let the rate of {name} fall more slowly."
     if horizon.ending.kind == "vanished" and stepping.per_epoch is not None:
-        return f"{stepping.per_epoch.format(name)}, if that is what it was made for; or let its rate fall more slowly."
+        return f"{stepping.per_epoch.format(name)}, if that is what it was made for.\nlet its rate fall more slowly."
     if _is_displaced(horizon, run, total):
         return (
-            f"load the state of {name} from the checkpoint of the model, and step it for no step before that; make a "
-            "new schedule for the steps that are left."
+            f"load the state of {name} from the checkpoint of the model, and step it for no step before that.\n"
+            "make a new schedule for the steps that are left."
         )
     if by_warmup:
         return f"make the warm-up of {name} shorter than the {_steps(ticks)} of the run."
     if pace < 1 and stepping.per_step is not None and _counts(made_for, total, run):
-        return f"{stepping.per_step.format(name)}, or make it for {_calls(ticks, pace)}."
+        return f"{stepping.per_step.format(name)}.\nmake it for {_calls(ticks, pace)}."
     if pace >= 1 and stepping.per_epoch is not None and run.epochs and _counts(made_for, run.epochs, run):
-        return f"{stepping.per_epoch.format(name)}, or make it for {_calls(ticks, pace)}."
+        return f"{stepping.per_epoch.format(name)}.\nmake it for {_calls(ticks, pace)}."
     if pace <= 1:
         return f"make {name} for {_calls(ticks, pace)}."
     remedy = f"make {name} for {_steps(ticks)}: {total:,} optimizer steps × {pace}."

@@ -19,9 +19,9 @@ LATE_RANK = VerdictKind(
     causes={
         "": Cause(
             remedy=(
-                "turn countoff on there too, by the same call at the same place as on the other ranks. If it is on, "
-                "connecting may be slow: torch looks up the name of each peer, and an answer that the name server "
-                "loses costs 5 s. RES_OPTIONS='timeout:1 attempts:1' on all ranks bounds that."
+                "turn countoff on there too, by the same call at the same place as on the other ranks.\n"
+                "if it is on, connecting may be slow: torch looks up the name of each peer, and an answer that the "
+                "name server loses costs 5 s. RES_OPTIONS='timeout:1 attempts:1' on all ranks bounds that."
             )
         )
     },
@@ -58,7 +58,7 @@ def needed(ranks: Sequence[int]) -> Verdict:
         "With uneven_train='stop' or 'repeat', or uneven_eval='stop', every rank must tell the others which batches it "
         "has. The job would wait for a rank that does not."
     )
-    remedy = f"{late.remedy} If ranks start minutes apart, raise deadline_seconds."
+    remedy = f"{late.remedy}\nif ranks start minutes apart, raise deadline_seconds."
     return replace(late, why=why, remedy=remedy, harmful=True)
 
 

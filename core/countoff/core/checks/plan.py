@@ -94,7 +94,8 @@ _OTHER_SETTINGS = Cause(
 )
 _SAME_DATASET = (
     "give every rank the same dataset: look for a file, a download, a cache or a filter that is not the same on every "
-    "host. If each rank's dataset is a share already, use no sampler that shards it again."
+    "host.\n"
+    "if each rank's dataset is a share already, use no sampler that shards it again."
 )
 _RESUMED = "resume every rank from the same checkpoint"
 PLAN_MISMATCH = VerdictKind(
@@ -136,13 +137,13 @@ PLAN_MISMATCH = VerdictKind(
         "sampler": Cause(
             "A sampler gives each rank its share of one common order. With different orders, some samples are read by "
             "several ranks and others by none.",
-            "make the sampler with the same arguments on every rank, but for the rank itself. If they are to differ: "
-            "compare_data=False.",
+            "make the sampler with the same arguments on every rank, but for the rank itself.\n"
+            "if they are to differ: compare_data=False.",
         ),
         DATASET: Cause(
             "A sampler gives each rank its share of one dataset, and takes every rank to hold the same one. Otherwise "
             "some rows are read several times and others never, and ranks may have different numbers of batches.",
-            f"{_SAME_DATASET} If they are to differ: compare_data=False.",
+            f"{_SAME_DATASET}\nif they are to differ: compare_data=False.",
         ),
         MODEL: Cause(
             "These ranks average the gradients of their parameters one by one. Where the parameters are not the same, "

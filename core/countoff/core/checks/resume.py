@@ -59,8 +59,8 @@ RESUME_MISMATCH = VerdictKind(
     causes={
         POSITION: Cause(
             "The position that was restored is not the one at which the checkpoint was written.",
-            "let the loop go on with the epoch and the batch of the checkpoint. If you have moved it on purpose, "
-            "ignore this.",
+            "let the loop go on with the epoch and the batch of the checkpoint.\n"
+            "if you have moved it on purpose, ignore this.",
         ),
         STEPS: Cause(
             "What counts the steps was not restored, or was restored from another checkpoint. Limits and intervals in "
@@ -70,17 +70,17 @@ RESUME_MISMATCH = VerdictKind(
         AGAIN: Cause(
             "The loop does not skip what was trained on, or the loader's position was not restored. The loss looks "
             "normal.",
-            "skip the batches that were trained on before the checkpoint, give the sampler its epoch, or restore the "
-            "loader's own state where it has one.",
+            "skip the batches that were trained on before the checkpoint, and give the sampler its epoch.\n"
+            "restore the loader's own state, where it has one.",
         ),
         RATE: Cause(
             "The scheduler was not restored, so its schedule begins again.",
-            "save the scheduler's state_dict() with every checkpoint, and load it before the first step. If you have "
-            "begun a new schedule on purpose, ignore this.",
+            "save the scheduler's state_dict() with every checkpoint, and load it before the first step.\n"
+            "if you have begun a new schedule on purpose, ignore this.",
         ),
         CHANGED: Cause(
             "It is not the schedule: that goes on where it was, or there is none.",
-            "nothing, if you have changed it for this run. If not, load the optimizer's state_dict() too.",
+            "nothing, if you have changed it for this run.\nload the optimizer's state_dict() too.",
         ),
         RECORD: Cause(remedy="nothing: only countoff reads this record, and the next checkpoint gets a new one."),
     },

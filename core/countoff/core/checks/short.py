@@ -32,8 +32,9 @@ SHORT_RUN = VerdictKind(
         RESUMED: Cause(
             "The loader was restored at the end of a pass, and the run has gone on with the next epoch: nothing was "
             "left to give. So it has ended without an error.",
-            "resume from a checkpoint from the middle of an epoch. Or resume from this one without the loader's state: "
-            "the epoch then begins with its first batch. Give the sampler its epoch in that case, for another order.",
+            "resume from a checkpoint from the middle of an epoch.\n"
+            "resume from this one without the loader's state: the epoch then begins with its first batch. Give the "
+            "sampler its epoch in that case, for another order.",
         ),
     },
 )

@@ -29,9 +29,10 @@ SPLIT_LEAK = VerdictKind(
         "": Cause(
             "All ranks train one model, so it is evaluated with rows that it was trained on. The results look better "
             "than they are.",
-            "split the data in the same way on every rank: with a fixed seed, such as "
-            "random_split(…, generator=torch.Generator().manual_seed(7)) or train_test_split(seed=7), or once, with "
-            "indices that are saved. Where it is meant: levels={'SplitLeak': 'off'}.",
+            "split the data in the same way on every rank: with a fixed seed, such as random_split(…, "
+            "generator=torch.Generator().manual_seed(7)) or train_test_split(seed=7).\n"
+            "split it once, with indices that are saved.\n"
+            "where it is meant: levels={'SplitLeak': 'off'}.",
         )
     },
 )

@@ -21,7 +21,7 @@ DOING = {"loader": "in its loader", "collective": "in a collective", "code": "in
 FOR_NCCL = "waiting for NCCL"
 IN_NCCL = "a collective of NCCL"
 """In what a rank waits whose thread waits for its device, before a fit."""
-_RAISE = "If such a pause is normal, raise stall_seconds above it."
+_RAISE = "if such a pause is normal, raise stall_seconds above it."
 
 STALLED = VerdictKind(
     "Stalled",
@@ -30,11 +30,12 @@ STALLED = VerdictKind(
     causes={
         "": Cause(
             remedy=(
-                "start at the line of the rank that is named first: the others wait for it. This is a warning: the job "
-                f"is not ended, and goes on if that rank does. {_RAISE}"
+                "start at the line of the rank that is named first: the others wait for it. This is a warning: the "
+                "job is not ended, and goes on if that rank does.\n"
+                f"{_RAISE}"
             )
         ),
-        ENDED: Cause(remedy=f"start at the line of the rank that is named first: the others waited for it. {_RAISE}"),
+        ENDED: Cause(remedy=f"start at the line of the rank that is named first: the others waited for it.\n{_RAISE}"),
     },
 )
 _PLACES = 4

@@ -48,8 +48,9 @@ STEP_MISMATCH = VerdictKind(
         MICRO_BATCHES: Cause(
             "In one step, the ranks ran different numbers of passes. That is right where each rank weights its losses "
             "by the samples. Otherwise the step averages gradients of different amounts of data.",
+            f"{SAME_MICRO_BATCHES}\n"
             "if the ranks weight their losses by their samples, or the extra pass is no part of the training, ignore "
-            f"this. If not, {SAME_MICRO_BATCHES}",
+            "this.",
         ),
         FORWARD_PASSES: Cause(
             "A forward pass gathers the shards of all ranks, also without gradients: it is a collective. One that a "

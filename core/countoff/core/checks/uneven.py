@@ -59,8 +59,8 @@ UNEVEN_BATCHES = VerdictKind(
         ),
         WHO_EVALUATES: Cause(
             "Not all ranks evaluate there. A collective of the evaluation would meet one of the training.",
-            "let all ranks evaluate after the same batch; if only some ranks are to evaluate: "
-            "uneven_eval='off', on every rank.",
+            "let all ranks evaluate after the same batch.\n"
+            "if only some ranks are to evaluate: uneven_eval='off', on every rank.",
             restart="unknown",
         ),
         REPEAT: Cause(),
@@ -168,7 +168,8 @@ def nothing_to_repeat(rank: int, span: str, batches: int = 0) -> Verdict:
         why = "With uneven_train='repeat', its loader was begun again, and it gave no batch the second time."
         remedy = (
             "use a loader that starts from its first batch each time a loop begins it (iter(loader)), as a DataLoader "
-            "does. A generator, an iterator and a function give their batches only once; with these, "
+            "does.\n"
+            "where it is a generator, an iterator or a function, which give their batches only once: "
             "uneven_train='stop' ends the epoch on every rank with the shortest one."
         )
     else:

@@ -37,8 +37,9 @@ VERSION_MISMATCH = VerdictKind(
         VARIABLES: Cause(
             "Such a variable changes how a rank computes or talks. Where ranks do that in different ways, they get "
             "different numbers, hold one another up, or wait for one another for ever.",
-            "give the variable one value on all hosts, or set it on none: look in the launch script, the image and the "
-            "profile of each host. Where they are to differ: levels={'VersionMismatch': 'off'}.",
+            "give the variable one value on all hosts, or set it on none: look in the launch script, the image and "
+            "the profile of each host.\n"
+            "where they are to differ: levels={'VersionMismatch': 'off'}.",
         ),
     },
 )

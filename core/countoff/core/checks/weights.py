@@ -37,7 +37,8 @@ WEIGHTS_DIFFER = VerdictKind(
             "look for what only some ranks do to that parameter: an assignment or an in-place change after the model "
             "was wrapped, a checkpoint loaded there, requires_grad set or a layer added after wrapping, an optimizer "
             "step or a backward() that is left out. Then load, on all ranks, a checkpoint that was written before "
-            "that. Where ranks train apart on purpose: weights_every=0.",
+            "that.\n"
+            "where ranks train apart on purpose: weights_every=0.",
         )
     },
 )

@@ -24,7 +24,7 @@ class Record:
     """A JSON object. Each method reads one of its values as what it should be.
 
     What is something else counts as not there: None, or empty. All numbers are finite, and all texts are printable and
-    of bounded length.
+    of bounded length; only `lines` may hold newlines.
 
     Args:
         values: The object.
@@ -98,6 +98,11 @@ class Record:
         """Single values by their names; anything longer becomes its text."""
         return {_text(name): _value(each) for name, each in self._items(key, MOST_ENTRIES)}
 
+    def lines(self, key: str) -> str:
+        """A text of several lines: each is printable."""
+        value = self._values.get(key)
+        return "\n".join(map(plain, _cut(value, LONG_TEXT).split("\n"))) if isinstance(value, str) else ""
+
     def hosts(self, key: str) -> dict[int, str]:
         """The names of hosts, by rank."""
         items = self._items(key, MOST_RANKS)
@@ -132,7 +137,7 @@ class Record:
             sentence,
             ranks,
             self.text("why", LONG_TEXT),
-            self.text("remedy", LONG_TEXT),
+            self.lines("remedy"),
             rows,
             standing=cast("Standing", standing) if standing in get_args(Standing) else "out of step",
             world_size=min(MOST_RANKS, self.count("world_size") or 0),
@@ -160,9 +165,12 @@ def _number(value: object) -> float | None:
 def _text(value: object, most: int = _TEXT) -> str:
     if not isinstance(value, str):
         return ""
-    if len(value) > most:
-        value = f"{value[:most]}…"
+    value = _cut(value, most)
     return sys.intern(value if value.isprintable() else plain(value))
+
+
+def _cut(value: str, most: int) -> str:
+    return value if len(value) <= most else f"{value[:most]}…"
 
 
 def _value(value: object) -> Value:

@@ -30,6 +30,11 @@ def one_cycle(steps: int, more: int = 8) -> Make:
     return lambda optimizer: of_torch("OneCycleLR", max_lr=0.1, total_steps=steps + more * own_rank())(optimizer)
 
 
+def twice(optimizer: torch.optim.Optimizer) -> Any:
+    """One cycle, whose rates are twice as high on rank 1."""
+    return of_torch("OneCycleLR", max_lr=0.1 * (1 + own_rank()), total_steps=60)(optimizer)
+
+
 class StepsOnOneRank(lr_scheduler.LambdaLR):
     """A decay that only rank 0 steps."""
 
@@ -134,6 +139,8 @@ TABLE: Mapping[str, Train] = {
     "another length": lambda watched: loop(one_cycle(60), watched),
     "another length, told": lambda watched: loop(one_cycle(60), watched, told=True),
     "another length, restored": restored,
+    "twice the rate": lambda watched: loop(twice, watched),
+    "twice the rate, told": lambda watched: loop(twice, watched, told=True),
     "stepped on one rank": lambda watched: loop(decay_of_rank_0, watched),
     "the same warm-up": lambda watched: loop(
         lambda optimizer: named("linear", 60 + 8 * own_rank(), 10)(optimizer), watched, epochs=2

@@ -17,6 +17,8 @@ SAID = {
     "another length": "at optimizer step 2 (batch 2 of train epoch 0), rank ",
     "another length, told": "before the first batch, OneCycleLR is made for 60 steps on rank 0, 68 steps on rank 1.",
     "another length, restored": "before the first batch, CosineAnnealingLR is made for 60 steps on rank 0, 68 steps",
+    "twice the rate": "at optimizer step 1 (batch 1 of train epoch 0), rank 1 trains with 2 times the learning rate of",
+    "twice the rate, told": "before the first batch, rank 1 trains with 2 times the learning rate of rank 0 (",
     "stepped on one rank": "at optimizer step 2 (batch 2 of train epoch 0), rank ",
     "the same warm-up": "after 20 batches of train epoch 0, rank ",
     "Accelerate": "at optimizer step 2 (batch 2 of train epoch 0), rank ",

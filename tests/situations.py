@@ -23,7 +23,7 @@ from countoff.core.checks import judge, late, resume, short, splits, versions, w
 from countoff.core.checks.check import FitStart
 from countoff.core.checks.even import EvenCheck, judge_lengths, repeated, truncated
 from countoff.core.checks.horizon import Horizon, RunLength, run_out, wrong_horizon
-from countoff.core.checks.learning_rates import SchedulePlan, judge_schedules, rate_mismatch
+from countoff.core.checks.learning_rates import SchedulePlan, base_mismatch, judge_schedules, rate_mismatch
 from countoff.core.checks.lost import (
     DIED,
     LEFT,
@@ -256,6 +256,23 @@ def steps() -> Iterator[Situation]:
         "LearningRateMismatch",
         "schedules of different lengths, before the first batch",
         lambda _: judge_schedules(lengths),
+        [row(rank, None, 0, "between spans") for rank in range(2)],
+        able,
+    )
+    step = "at optimizer step 1 (batch 1 of train epoch 0)"
+    apart = base_mismatch(step, "step/1", (0, 1), ([0.001], [0.002]), ((), ()), first=True)
+    of_one = [{**counted(rank, 1, 1, "in batch 1"), "rates": [0.001 * (1 + rank)]} for rank in range(2)]
+    yield Situation(
+        "LearningRateMismatch", "a learning rate of its own, without a schedule", lambda _: apart, of_one, able
+    )
+    higher = {
+        rank: [SchedulePlan.of("OneCycleLR", Ending("error", 300, peak=peak), begin=0, ticks=300).to_json()]
+        for rank, peak in enumerate((0.001, 0.002))
+    }
+    yield Situation(
+        "LearningRateMismatch",
+        "schedules of different learning rates, before the first batch",
+        lambda _: judge_schedules(higher),
         [row(rank, None, 0, "between spans") for rank in range(2)],
         able,
     )

@@ -102,8 +102,66 @@ def test_the_first_steps_are_compared() -> None:
     check.fit_started(FitStart(FitPlan(), {}, holders=(0, 1, 2)), others)
     check.stepped(SpanCounters(EPOCH, started=4), 1)
     (found,) = others.found
-    assert found.sentence == f"{where}, rank 0 trains with learning rate 0.1 and rank 2 with 0.2."
+    assert found.sentence == f"{where}, rank 2 trains with 2 times the learning rate of rank 0 (0.2, not 0.1)."
     assert "may have differed before" not in found.why
+
+
+LR = "give every rank the same lr"
+
+
+@pytest.mark.parametrize(
+    ("step", "theirs", "mine", "bases", "told", "remedy"),
+    [
+        (1, (0.1,), (0.2,), ((), ()), "rank 1 trains with 2 times the learning rate of rank 0 (0.2, not 0.1).", LR),
+        (
+            1,
+            (0.3, 0.6),
+            (0.1, 0.2),
+            ((), ()),
+            "rank 0 trains with 3 times the learning rate of rank 1 (0.3, 0.6, not 0.1, 0.2).",
+            LR,
+        ),
+        (
+            2,
+            (0.009,),
+            (0.018,),
+            ((0.01,), (0.02,)),
+            "rank 1 trains with 2 times the learning rate of rank 0 (0.018, not 0.009).",
+            LR,
+        ),
+        (2, (0.009,), (0.018,), ((), ()), "rank 0 trains with learning rate 0.009 and rank 1 with 0.018.", ""),
+        (1, (0.1,), (0.2,), ((1.0,), (1.0,)), "rank 0 trains with learning rate 0.1 and rank 1 with 0.2.", ""),
+        (1, (0.1,), (0.2,), ((1.0,), ()), "rank 0 trains with learning rate 0.1 and rank 1 with 0.2.", ""),
+        (1, (0.1,), (0.2,), ((1.0,), (3.0,)), "rank 0 trains with learning rate 0.1 and rank 1 with 0.2.", ""),
+        (
+            1,
+            (0.1, 0.1),
+            (0.1, 0.2),
+            ((), ()),
+            "rank 0 trains with learning rate 0.1 and rank 1 with 0.1, 0.2.",
+            "",
+        ),
+        (1, (0.0,), (0.2,), ((), ()), "rank 0 trains with learning rate 0 and rank 1 with 0.2.", ""),
+    ],
+)
+def test_rates_that_differ_by_one_factor_from_the_start_are_base_rates(
+    step: int,
+    theirs: tuple[float, ...],
+    mine: tuple[float, ...],
+    bases: tuple[tuple[float, ...], tuple[float, ...]],
+    told: str,
+    remedy: str,
+) -> None:
+    """As far as both ranks know these, or no schedule has begun to change them."""
+    state = State(1, 2, Settings(), {})
+    state.evidence.steps(threading.get_ident())
+    check = LearningRateCheck(state, lambda: mine, lambda: bases[1])
+    others = KeptRecords({"rank": 0, "rates": list(theirs), "base": list(bases[0])})
+    check.fit_started(FitStart(FitPlan(), {}, holders=(0, 1)), others)
+    check.stepped(SpanCounters(EPOCH, started=step), step)
+    (found,) = others.found
+    where = f"at optimizer step {step} (batch {step} of train epoch 0)"
+    assert (found.sentence, found.remedy[: len(LR)]) == (f"{where}, {told}", remedy)
 
 
 def test_a_rank_remembers_its_rates_at_the_last_points() -> None:

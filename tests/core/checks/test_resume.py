@@ -151,6 +151,14 @@ def test_a_samplers_epoch_goes_on(order: tuple[int, int, int, int] | None, expec
     assert judge_order(replace(RECORD, order=None), order) is None
 
 
+def test_a_loop_that_begins_with_epoch_0_again_is_named_first() -> None:
+    begun, stuck = judge_order(RECORD, (0, 3, 96, 0)), judge_order(RECORD, (1, 3, 96, 0))
+    assert begun is not None
+    assert stuck is not None
+    assert begun.why.startswith("The run has begun with epoch 0 again, or ")
+    assert "epoch 0" not in stuck.why
+
+
 def after(first: float, second: float, ticks: int = 9, base: float = 0.1) -> list[ScheduleState]:
     return [ScheduleState((first,), (base,), (ticks,)), ScheduleState((second,), (base,), (ticks + 1,))]
 

@@ -40,11 +40,36 @@ def test_the_minority_is_named_with_both_lengths() -> None:
 def test_of_two_ranks_both_differ() -> None:
     found = judge_schedules({0: plan(peak=0.2), 1: plan()})
     assert found is not None
-    assert (
-        found.sentence
-        == "before the first batch, the highest learning rate of LambdaLR is 0.2 on rank 0, 0.1 on rank 1."
-    )
     assert (found.ranks, found.standing) == ((0, 1), "differ")
+
+
+@pytest.mark.parametrize(
+    ("peaks", "told"),
+    [
+        ((1e-3, 2e-3), "rank 1 trains with 2 times the learning rate of rank 0 (the highest is 0.002, not 0.001)"),
+        (
+            (2e-3, 1e-3, 1e-3),
+            "rank 0 trains with 2 times the learning rate of ranks 1, 2 (the highest is 0.002, not 0.001)",
+        ),
+        (
+            (1e-3 / 1.05, 1e-3 / 1.05, 3e-3 / 1.05, 3e-3 / 1.05),
+            "ranks 2, 3 train with 3 times the learning rate of ranks 0, 1 (the highest is 0.00286, not 9.52e-4)",
+        ),
+        ((1e-3, 1e-3 + 1e-9), "the highest learning rate of LambdaLR is 0.001 on rank 0, 0.001000001 on rank 1"),
+        ((0.1, 0.2, 0.3), "the highest learning rate of LambdaLR is 0.1 on rank 0, 0.2 on rank 1, 0.3 on rank 2"),
+    ],
+)
+def test_where_only_the_base_rates_differ_it_is_not_about_steps(peaks: tuple[float, ...], told: str) -> None:
+    found = judge_schedules({rank: plan(peak=peak) for rank, peak in enumerate(peaks)})
+    assert found is not None
+    assert found.sentence == f"before the first batch, {told}."
+    assert found.remedy.startswith("give every rank the same lr")
+
+
+def test_where_lengths_differ_too_it_is_about_them() -> None:
+    found = judge_schedules({0: plan(peak=0.2), 1: plan(48)})
+    assert found is not None
+    assert ("is made for" in found.sentence, found.remedy) == (True, "")
 
 
 def test_another_warmup_is_named() -> None:

@@ -113,7 +113,9 @@ class Checks(NamedTuple):
             uneven=uneven.UnevenCheck(state.settings),
             steps=steps.StepCheck(state),
             rank_map=rank_map.RankMapCheck(),
-            learning_rates=learning_rates.LearningRateCheck(state, learning_rates_in_force),
+            learning_rates=learning_rates.LearningRateCheck(
+                state, learning_rates_in_force, lambda: schedule().base_rates
+            ),
             micro_batches=micro_batches.MicroBatchCheck(state),
             even=even.EvenCheck(state),
             versions=versions.VersionCheck(off=state.settings.levels.get(versions.VERSION_MISMATCH.name) == "off"),

@@ -9,6 +9,7 @@ tell, in the table.
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -23,7 +24,7 @@ from countoff.core.protocol.rates import compared_rates, parse_rates, point_of, 
 from countoff.core.protocol.records import Mark, MarkKind, Reason, Records, parse_count, record_text
 from countoff.core.protocol.rule import Divergence
 from countoff.core.verdict import Cause, Verdict, VerdictKind
-from countoff.core.words import clip, count_of, number_of, ranks_by
+from countoff.core.words import clip, count_of, names_of, number_of, ranks_by
 
 if TYPE_CHECKING:
     from countoff.core.state import State
@@ -32,6 +33,7 @@ __all__ = [
     "LEARNING_RATE_MISMATCH",
     "LearningRateCheck",
     "SchedulePlan",
+    "base_mismatch",
     "judge_rates",
     "judge_schedules",
     "odd_rates",
@@ -47,6 +49,10 @@ Schedules of different lengths differ after the first call of `step()` at the la
 """
 _COUNTS = ("made_for", "warmup", "falls_after", "begins", "reaches")
 _WHY = "Each rank computes its learning rate by itself, and their schedules differ."
+_OWN_RATE = "Each rank sets its learning rate by itself."
+_BASE_WHY = f"{_OWN_RATE} The rates from which the schedules begin differ, and not their lengths."
+_SAME_RATE = "give every rank the same lr, in the optimizer and in the schedule (max_lr)."
+_OWN_CODE = "\nwhere code of your own computes the rate, compute it from the same numbers on every rank."
 _WHEN = (
     "Rates are compared at the first two steps, where an epoch or an evaluation in it begins or ends, and every "
     "64 batches: these may have differed before."
@@ -60,7 +66,10 @@ LEARNING_RATE_MISMATCH = VerdictKind(
     restart="useless",
     causes={
         "": Cause(
-            f"{_WHY} {_WHEN}", "make the scheduler with the same length on every rank, and step it on every rank."
+            f"{_WHY} {_WHEN}",
+            "make the scheduler with the same length on every rank, and step it on every rank.\n"
+            "where it goes by a metric, as ReduceLROnPlateau: reduce the metric over all ranks before "
+            "scheduler.step(metric).",
         ),
         SCHEDULE: Cause(
             "Each rank makes its schedule by itself. A number that follows from the length of its own loader may be "
@@ -79,14 +88,21 @@ class LearningRateCheck(Check):
     Args:
         state: This rank's state.
         rates: Returns the learning rates in force; None where they are not known.
+        base_rates: Returns those from which schedules compute them; empty where there is no schedule of torch's.
     """
 
     takes_the_rest = True
 
-    def __init__(self, state: State, rates: Callable[[], Sequence[float]] | None) -> None:
+    def __init__(
+        self,
+        state: State,
+        rates: Callable[[], Sequence[float]] | None,
+        base_rates: Callable[[], Sequence[float]] = tuple,
+    ) -> None:
         self.watches_steps = rates is not None
         self._state = state
         self._in_force = rates
+        self._base_rates = base_rates
         self._others: Others | None = None
         self._holders: tuple[int, ...] = ()
         self._first_steps = list(range(1, COMPARED_STEPS + 1))
@@ -120,12 +136,16 @@ class LearningRateCheck(Check):
             return
         key, where = self._step_key(steps), f"at optimizer step {steps} (batch {span.started} of {span.name})"
         state.rates.keep(key, rates)
+        base = compared_rates(self._base_rates())
 
         def judge(standing: Mapping[str, Any]) -> Verdict | None:
-            ranks = int(standing["rank"]), state.rank
-            return rate_mismatch(where, key, ranks, parse_rates(standing), rates, why=_WHY)
+            ranks, theirs = (int(standing["rank"]), state.rank), parse_rates(standing)
+            bases = parse_rates({"rates": standing.get("base")}), base  # another version may not write it
+            found = base_mismatch(where, key, ranks, (theirs, rates), bases, first=steps == 1)
+            return found or rate_mismatch(where, key, ranks, theirs, rates, why=_WHY)
 
-        others.compare(key, lambda: {"rank": state.rank, "rates": list(rates)}, judge)
+        record = {"rank": state.rank, "rates": list(rates), **({"base": list(base)} if base else {})}
+        others.compare(key, lambda: record, judge)
 
     def tick(self, span: SpanCounters) -> Callable[[TickPlace], TickPart]:  # noqa: D102
         return partial(self._part, self.rates())
@@ -288,6 +308,7 @@ def _trains_apart(plans: Sequence[SchedulePlan]) -> bool:
 def _other_schedules(plans: Mapping[int, SchedulePlan], sides: Sequence[list[int]]) -> Verdict:
     first = [plans[ranks[0]] for ranks in sides]
     name = first[-1].name
+    more: dict[str, Any] = {}
 
     def told(values: Sequence[str]) -> str:
         return each_on(list(zip(values, sides, strict=True)))
@@ -297,13 +318,78 @@ def _other_schedules(plans: Mapping[int, SchedulePlan], sides: Sequence[list[int
     elif len({plan.warmup for plan in first}) > 1:
         sentence = f"the warm-up of {name} takes {told([f'{plan.warmup:,} steps' for plan in first])}"
     elif len({plan.peak for plan in first}) > 1:
-        sentence = f"the highest learning rate of {name} is {told([number_of(plan.peak, 6) for plan in first])}"
+        peaks = [[plan.peak] for plan in first]
+        words = rates_in_words(peaks) or [number_of(plan.peak) for plan in first]
+        sentence = f"the highest learning rate of {name} is {told(words)}"
+        if len(sides) == 2:
+            sentence = _times(sides, peaks, "the highest is ") or sentence
+        more = {"why": _BASE_WHY, "remedy": _SAME_RATE}
     else:
         sentence = f"{name} has made {told([f'{plan.begins:,} steps' for plan in first])}"
     alone = len(sides[-1]) > sum(map(len, sides[:-1]))
     named = sorted(rank for side in (sides[:-1] if alone else sides) for rank in side)
-    more: dict[str, Any] = {"subject": SCHEDULE, "standing": "out of step" if alone else "differ"}
+    more |= {"subject": SCHEDULE, "standing": "out of step" if alone else "differ"}
     return LEARNING_RATE_MISMATCH.found(f"before the first batch, {sentence}.", named, **more)
+
+
+def _times(sides: Sequence[Sequence[int]], rates: Sequence[Sequence[float]], prefix: str = "") -> str:
+    """How two sides' rates differ if they do so by one factor, the higher ones first; empty if that is not so.
+
+    >>> _times([[0], [1, 2]], [[0.1], [0.2]])
+    'ranks 1, 2 train with 2 times the learning rate of rank 0 (0.2, not 0.1)'
+    """
+    factor = _factor(*rates)
+    words = rates_in_words(rates)
+    if factor is None or words is None or number_of(factor, 4) == number_of(1 / factor, 4):
+        return ""
+    low, high = (0, 1) if factor > 1 else (1, 0)
+    verb = "trains" if len(sides[high]) == 1 else "train"
+    return (
+        f"{names_of(sides[high])} {verb} with {number_of(max(factor, 1 / factor), 4)} times the learning rate of "
+        f"{names_of(sides[low])} ({prefix}{words[high]}, not {words[low]})"
+    )
+
+
+def _factor(theirs: Sequence[float], mine: Sequence[float]) -> float | None:
+    """The one number by which all of the first rates become the second ones; None if there is none."""
+    if not theirs or len(theirs) != len(mine) or not all(0 < rate < math.inf for rate in (*theirs, *mine)):
+        return None
+    factor = mine[0] / theirs[0]
+    alike = all(math.isclose(own, factor * other, rel_tol=1e-6) for other, own in zip(theirs, mine, strict=True))
+    return factor if alike and 0 < factor < math.inf else None
+
+
+def base_mismatch(
+    where: str,
+    point: str,
+    ranks: tuple[int, int],
+    rates: tuple[Sequence[float], Sequence[float]],
+    bases: tuple[Sequence[float], Sequence[float]],
+    *,
+    first: bool,
+) -> Verdict | None:
+    """Returns the verdict of two ranks whose rates differ by one factor from the start; None if that is not known.
+
+    Args:
+        where: Where both were, as the beginning of a sentence.
+        point: The name of that point.
+        ranks: Both ranks, the one that wrote first before the other.
+        rates: The rates of both.
+        bases: Those from which their schedules compute them; empty where there is no schedule of torch's.
+        first: Whether this is the first step: without such a schedule, nothing but code of the user's own sets them.
+    """
+    factor, of_bases = _factor(*rates), _factor(*bases)
+    if not rates_differ(*rates) or factor is None or any(bases) != (of_bases is not None):
+        return None
+    if not first if of_bases is None else not math.isclose(factor, of_bases, rel_tol=1e-6):
+        return None
+    sentence = _times([[rank] for rank in ranks], rates)
+    if not sentence:
+        return None
+    more = {"why": _BASE_WHY, "remedy": _SAME_RATE}
+    if not any(bases):
+        more = {"why": _OWN_RATE, "remedy": _SAME_RATE + _OWN_CODE}
+    return LEARNING_RATE_MISMATCH.found(f"{where}, {sentence}.", ranks, point=point, standing="differ", **more)
 
 
 def judge_rates(divergence: Divergence, rank: int) -> Verdict | None:

@@ -85,6 +85,7 @@ RESUME_MISMATCH = VerdictKind(
         RECORD: Cause(remedy="nothing: only countoff reads this record, and the next checkpoint gets a new one."),
     },
 )
+_FROM_EPOCH_0 = "The run has begun with epoch 0 again, or nothing has set the sampler's epoch since the resume."
 UNREADABLE = KeyError, TypeError, ValueError, IndexError, AttributeError
 """What `ResumeRecord.from_json` raises of something that is no record."""
 _STEPS = 2
@@ -552,7 +553,7 @@ def judge_order(record: ResumeRecord, order: tuple[int, int, int, int] | None) -
         f"the sampler shuffles train epoch {epoch} by epoch {by}, {again}. Before the checkpoint, it shuffled train "
         f"epoch {record.order[1]} by epoch {record.order[0]}.",
         AGAIN,
-        "The sampler's epoch was not restored, and nothing has set it since.",
+        "The sampler's epoch was not restored, and nothing has set it since." if by else _FROM_EPOCH_0,
     )
 
 

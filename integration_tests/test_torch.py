@@ -44,6 +44,7 @@ def test_a_skipped_step_is_found_at_the_epochs_end(run_ranks):
         assert "10 optimizer steps" in text
         assert "9 optimizer steps" in text
         assert result.exit_code != 0
+        assert "rank 0 stepped after batch 4, and rank 1 did not." in text, result
 
 
 @pytest.mark.alone
@@ -52,6 +53,7 @@ def test_a_skipped_step_is_found_within_the_epoch(run_ranks):
     for result in run_ranks(loops.skip_a_step, 2, 3, 2, expect=None):
         text = "\n".join(verdict_lines(result))
         assert re.search("countoff: StepMismatch: at batch (6|8|10) of train epoch 0", text), result
+        assert "rank 0 stepped after batch 4, and rank 1 did not." in text, result
         assert result.exit_code != 0
 
 
@@ -60,7 +62,7 @@ def test_steps_after_other_batches_are_found(run_ranks):
     for result in run_ranks(loops.shifted_accumulation, 2, expect=None):
         text = "\n".join(verdict_lines(result))
         assert "countoff: StepMismatch: " in text, result
-        assert "but after other batches" in text, result
+        assert "but after other batches: rank 0 stepped after batch 1, and rank 1 did not." in text, result
         assert result.exit_code != 0
 
 

@@ -35,6 +35,7 @@ from countoff.core.protocol.observer import Observer
 from countoff.core.protocol.rates import RateLog, point_of
 from countoff.core.protocol.records import (
     NO_MICRO_COUNTS,
+    RECORD_BYTES,
     Absence,
     Mark,
     MarkKind,
@@ -44,16 +45,20 @@ from countoff.core.protocol.records import (
     announcement_entry,
     parse_count,
     parse_rank,
+    record_text,
     return_entry,
     verdict_entry,
     verdict_from_json,
 )
 from countoff.core.protocol.rows import row
 from countoff.core.protocol.rule import Divergence
+from countoff.core.protocol.step_log import StepLog
 from countoff.core.settings import Settings
 from countoff.core.verdict import Remedies, Verdict, remedy_for
 
 NEVER = sys.maxsize
+_ROW_BYTES = RECORD_BYTES - 224
+"""What a row of the table may take, so that the name of a host fits in beside it."""
 _EARLY_SPANS = 64
 """Entries about spans that this rank has not opened are kept for so many marks ahead."""
 _CLOSED: dict[str, str] = {"exhausted": "ran out", "exited": "exited"}
@@ -82,6 +87,7 @@ class State:
         steps: Optimizer steps applied since the fit began.
         step_hash: Hash of the batches after which they were applied.
         last_step: The mark that opened the span of the last one, and the batches started in it then.
+        step_log: After which batches the last of them were applied.
         micro_batches: How many micro-batches each of these steps had.
         rates: The learning rates where they were compared last.
         alarm: Batches started in the innermost span at which the training thread must look up.
@@ -126,6 +132,7 @@ class State:
     steps: int = 0
     step_hash: int = 0
     micro_batches: MicroBatchLog = field(default_factory=MicroBatchLog)
+    step_log: StepLog = field(default_factory=StepLog)
     rates: RateLog = field(default_factory=RateLog)
     alarm: int = NEVER
     proposed: Verdict | None = None
@@ -243,6 +250,7 @@ class State:
                 self.spans.append(opens)
                 if not opens.evaluation:
                     self.micro_batches.begin(opens)
+                    self.step_log.begin(opens)
             return index
 
     def need_not_write(self, index: int) -> bool:
@@ -290,6 +298,7 @@ class State:
         self.last_step = moment
         self.steps += 1
         self.step_hash = hash_step(self.step_hash, train.started)
+        self.step_log.step(train)
 
     def look(self, last: bool = False) -> None:
         """Applies the rule to this rank's counters as they are.
@@ -648,9 +657,15 @@ class State:
         with self.lock:
             end = self.end
             side = None if end is None else self.log.side(self.rank, end.mark_index, end.announced, self.spans)
-            rates = {"rates": self.rates.at(end.point)} if end is not None and end.point else {}
+            more: dict[str, Any] = {}
+            if end is not None and end.point:
+                more["rates"] = self.rates.at(end.point)
             failure = None if self.failure is None else self.failure.to_json()
-            return {**self.own_row(), "known": self.known_at, "failure": failure, "side": side, **rates}
+            line = {**self.own_row(), "known": self.known_at, "failure": failure, "side": side, **more}
+            if end is not None and end.kind == "StepMismatch" and not end.subject:
+                whole = {**line, "stepped": self.step_log.to_json(self.spans)}
+                return whole if len(record_text(whole)) <= _ROW_BYTES else line
+            return line
 
     def may_fail_alike(self, coming: int = 0) -> bool:
         """Whether this rank may yet raise what another one has raised: it has not got beyond the batch of that one.

@@ -17,6 +17,7 @@ from countoff.core.protocol.failures import Failure, alike, told_as_one
 from countoff.core.protocol.rates import parse_rates
 from countoff.core.protocol.records import Records, parse_count, parse_standing, ranks_from_json, ranks_to_json
 from countoff.core.protocol.rows import odd_ranks, ranks_behind
+from countoff.core.protocol.step_log import Apart, first_apart
 from countoff.core.state import FAIL_SECONDS, State
 from countoff.core.store.gathering import Gathering
 from countoff.core.verdict import TABLE_ROWS, Remedies, Verdict, at_hosts, remedy_for
@@ -165,6 +166,8 @@ def publish_table(channel: Channel, verdict: Verdict, rows: Records, *, complete
         ranks = [rank for each, _ in groups for rank in each]
         named = [] if len(groups) == 1 and len(ranks) == len(rows) else ranks
         named = named if len(named) <= _NAMED_ROWS else [each[0] for each, _ in groups]
+    apart = first_apart(rows, verdict.ranks[:2]) if len(verdict.ranks) > 1 else None
+    rows = {rank: {name: cell for name, cell in line.items() if name != "stepped"} for rank, line in rows.items()}
     lines = _lines(with_rates(rows) if verdict.point else rows, named)
     for place, line in enumerate(lines):
         channel.set(f"table/{place}", line)
@@ -180,6 +183,7 @@ def publish_table(channel: Channel, verdict: Verdict, rows: Records, *, complete
         "spread": spread if complete and 0 <= spread < _MOST_SPREAD_SECONDS else None,
         "groups": len(groups),
         "failed": (groups[0][0][0], clip(groups[0][1], 300)) if groups else None,  # for another version
+        **({"apart": list(apart)} if apart else {}),
     }
     channel.set("table", header)
 
@@ -226,8 +230,10 @@ def with_table(
         failed = raised(_failed(channel, header), world_size, part)
         more = {"rows": rows, "counted": counted, "world_size": world_size, "part": part, "time": verdict.time}
         return replace(failed, remedy=remedy_for(failed, remedies), **more)
+    apart = Apart.from_json(header.get("apart"))  # another version may not write it
     return replace(
         verdict,
+        sentence=verdict.sentence if apart is None else f"{verdict.sentence.removesuffix('.')}: {apart.in_words}.",
         ranks=ranks_from_json(header, "odd"),
         standing=parse_standing(header.get("standing")),
         behind=tuple(int(rank) for rank in header.get("behind", ())),

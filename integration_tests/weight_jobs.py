@@ -284,3 +284,68 @@ def hold_models(wrapped: str, cases: Sequence[str]) -> list[dict[str, str]]:
                 pass
         found.append({each.kind: each.sentence for each in countoff.guard.notices})
     return found
+
+
+@dataclass(frozen=True)
+class Accumulation:
+    """A plain loop that steps after every fourth batch of two epochs of 18, and after the last one.
+
+    Attributes:
+        outside: Which micro-batches of a step run outside of `no_sync()`: ``last``, ``first`` or ``fourth`` (not the
+            last one of an epoch, which is the second of its step); empty: none.
+        averages: Whether the loop averages the weights by itself after each epoch.
+        uncounted: Whether ranks train apart on purpose.
+        framework: Whose loop it is: ``torch`` or ``accelerate``.
+        counted: Whether countoff is there.
+    """
+
+    outside: str = "last"
+    averages: bool = False
+    uncounted: bool = False
+    framework: str = "torch"
+    counted: bool = True
+
+
+def accumulate(each: Accumulation) -> dict[str, Any]:
+    if not dist.is_initialized():
+        devices.join()
+    model: Any = devices.ddp(build())
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.05)
+    images, labels = digits()
+    dataset = TensorDataset(images[:144], labels[:144])
+    loader = DataLoader(dataset, 4, sampler=DistributedSampler(dataset, shuffle=False))
+    countoff: Any = None
+    if each.counted and each.framework == "accelerate":
+        from accelerate import Accelerator
+
+        from countoff.accelerate import Countoff as AccelerateCountoff
+
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
+        model, optimizer = accelerator.prepare(model.module, optimizer)
+        countoff = AccelerateCountoff(accelerator)
+    elif each.counted:
+        countoff = Countoff(model=model, optimizer=optimizer, gradient_accumulation_steps=4)
+    with countoff.uncounted() if each.uncounted and countoff is not None else contextlib.nullcontext():
+        for _ in range(2):
+            for number, batch in enumerate(counted(countoff, loader)):
+                steps = number % 4 == 3 or number == 17
+                outside = {"last": steps, "first": number % 4 == 0, "fourth": number % 4 == 3}.get(each.outside, False)
+                with contextlib.nullcontext() if outside else model.no_sync():
+                    found = model(devices.moved(batch)[0])
+                    torch.nn.functional.cross_entropy(found, devices.moved(batch)[1]).backward()
+                if steps:
+                    optimizer.step()
+                    optimizer.zero_grad()
+            if each.averages:
+                for parameter in model.parameters():
+                    dist.all_reduce(parameter.data)
+                    parameter.data /= dist.get_world_size()
+    if countoff is not None:
+        countoff.close()
+    warned = {} if countoff is None else {notice.kind: notice.sentence for notice in countoff.guard.notices}
+    return {"warned": warned, "weights": [values.tolist() for values in model.state_dict().values()]}
+
+
+def accumulate_each(cases: list[Accumulation]) -> list[dict[str, Any]]:
+    """Trains one after the other on the same ranks."""
+    return [accumulate(each) for each in cases]

@@ -57,7 +57,7 @@ WORDS = Words(
         "StreamsDiffer": "map-style datasets",
         "PeersDiffer": "with a mesh",
         "ResumeMismatch": "with `countoff.state_dict()` in the checkpoint",
-        "WeightsDiffer": "with `weights_every=` and `model=`",
+        "WeightsDiffer": "with `model=`; weights with `weights_every=`",
         "ShortRun": "with `epochs=`",
         "WrongHorizon": "with `scheduler=` and `epochs=` or `max_steps=`",
     },

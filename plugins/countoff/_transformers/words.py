@@ -71,7 +71,7 @@ WORDS = Words(
         **EVEN,
         "DuplicateData": "loaders that are not sharded",
         "SplitLeak": "the first evaluation",
-        "WeightsDiffer": "with `weights_every=`",
+        "WeightsDiffer": "weights with `weights_every=`",
     },
     cannot={
         "RankMapError": _ONLY_DATA_RANKS,

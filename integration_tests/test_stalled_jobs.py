@@ -73,3 +73,42 @@ def test_a_stall_ends_the_job(run_ranks, tmp_path):
     verdict = json.loads((tmp_path / "verdict0.json").read_text())
     assert (verdict["kind"], verdict["restart"], verdict["ranks"]) == ("Stalled", "unknown", [1])
     assert " in write_metrics" in verdict["why"]
+
+
+def evaluate_on(alone: int, module: str) -> None:
+    """After an epoch one rank evaluates a model with buffers, and the others wait for it.
+
+    Args:
+        alone: The rank.
+        module: The model's attribute that it calls; empty: the model itself.
+    """
+    dist.init_process_group("gloo")
+    net = torch.nn.Sequential(torch.nn.Linear(64, 10), torch.nn.BatchNorm1d(10))
+    model = torch.nn.parallel.DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    countoff = Countoff(optimizer=optimizer, stall_seconds=2)
+    for images, labels in countoff.train(even_loader()):
+        torch.nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.eval()
+    if own_rank() == alone:
+        evaluated = getattr(model, module) if module else model
+        with torch.no_grad():
+            for images, _ in even_loader():
+                evaluated(images)
+    dist.barrier()
+
+
+def test_a_rank_that_evaluates_a_ddp_alone_is_told_to_call_its_module(run_ranks):
+    def end(watch):
+        patience = time.monotonic() + 40
+        while "countoff explain Stalled" not in watch.results()[0].output and time.monotonic() < patience:
+            watch.let_run(0.1)
+        for rank in (0, 1):
+            watch.kill(rank)
+
+    stalled = run_ranks(evaluate_on, 2, 1, "", expect=None, while_running=end, deadline_seconds=60)
+    assert "let a rank that evaluates alone call model.module" in stalled[0].output, stalled
+    for result in run_ranks(evaluate_on, 2, 1, "module", deadline_seconds=60):
+        assert "countoff: " not in result.output, result

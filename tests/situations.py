@@ -377,6 +377,11 @@ def stalls() -> Iterator[Situation]:
         1: record(1, 4, "in a collective", "train.py:52 in validate", 9) | {"last": {"0": "broadcast of [1]"}},
     }
     yield Situation("Stalled", "a rank has left its loop", lambda _: judge_stall(elsewhere, 180))
+    alone = {
+        0: record(0, 5, "in a collective", "train.py:52 in validate", 9) | {"buffers": True},
+        1: record(1, 5, "in a collective", "train.py:40 in main", 9),
+    }
+    yield Situation("Stalled", "a rank evaluates in a DDP alone", lambda _: judge_stall(alone, 180))
     extra = {
         rank: record(rank, 12, "in a collective", f"train.py:{33 if rank else 40} in main", 9)
         | {"steps": 12 - rank, "micro": ["train epoch 0", 12, 12, 5 * rank, 4 - 4 * rank]}

@@ -103,6 +103,18 @@ def test_ranks_in_different_collectives_are_told_to_compare_them(lines: tuple[in
     assert judge_stall(records, 180.0).remedy.startswith("compare the lines above") is (lines[0] != lines[1])
 
 
+@pytest.mark.parametrize("alone", [(0,), (1,), (), (0, 1)])
+def test_a_rank_that_broadcasts_buffers_alone_is_told_to_call_the_module(alone: tuple[int, ...]) -> None:
+    """Where all ranks do, or none does, that says nothing."""
+    record = {"state": "in a collective", "collectives": {}}
+    records = {
+        rank: {**row(rank, None, 0, ""), **record, "frames": [f"train.py:{rank} in main"]}
+        | ({"buffers": True} if rank in alone else {})
+        for rank in range(2)
+    }
+    assert ("model.module" in judge_stall(records, 180.0).remedy) is (len(alone) == 1)
+
+
 @pytest.mark.parametrize(
     ("epochs", "words"),
     [

@@ -50,6 +50,10 @@ _OTHER_LINES = (
     "compare the lines above: the ranks wait for one another in different collectives. One of them has left its loop, "
     "or taken a branch, that the others have not."
 )
+_EVALUATES_ALONE = (
+    "let a rank that evaluates alone call model.module, not the DistributedDataParallel around it, whose forward pass "
+    "broadcasts the model's buffers and so waits for all ranks. Or let all ranks evaluate."
+)
 _SILENT = "silent"
 _EPOCH = re.compile(r"train epoch (\d+)")
 
@@ -88,8 +92,9 @@ def judge_stall(records: Records, seconds: float) -> Verdict:
     why = shown or "no rank is in a line of the user's own"
     rows = tuple(records[rank] for rank in order)
     remedy = SAME_MICRO_BATCHES if extra is not None else SAME_FORWARD_PASSES if passes is not None else ""
-    if not remedy and states == _KEEPS_WAITING[-1] and (ahead or len(places) > 1):
-        remedy = _EPOCH_AHEAD if ahead else _OTHER_LINES
+    if not remedy and waiting and (ahead or len(places) > 1):
+        alone = sum(record.get("buffers") is True for record in records.values())
+        remedy = _EVALUATES_ALONE if 0 < alone < len(records) else _EPOCH_AHEAD if ahead else _OTHER_LINES
     more = {"remedy": remedy, "rows": rows}
     return STALLED.found(f"{sentence}.", ranks, why=f"{why}.{begun}{_behind(records)}", **more)
 

@@ -116,6 +116,20 @@ def thread(ident: int) -> Place:
     return Place(_state_of(frames), shown, _stack_of(frames), text, _call_of(frames))
 
 
+def broadcasts_buffers(place: Place) -> bool:
+    """Returns whether a thread is where a forward pass of DistributedDataParallel broadcasts the model's buffers.
+
+    >>> broadcasts_buffers(Place("collective", (), ("torch/nn/parallel/distributed.py:2210 in _sync_buffers",)))
+    True
+    >>> broadcasts_buffers(Place("collective", (), ("train.py:7 in _sync_buffers",)))
+    False
+    """
+    return any(
+        frame.startswith("torch/nn/parallel/distributed.py:") and frame.endswith(" in _sync_buffers")
+        for frame in place.stack
+    )
+
+
 def _state_of(frames: list[_Frame]) -> str:
     files = [frame.file for frame in frames]
     even = next((frame.function for frame in frames if frame.file.endswith(_EVEN_PASS)), "")

@@ -78,6 +78,8 @@ class Stall:
             "collectives": {name: count for name, (count, _) in issued},
             "last": {name: clip(last, 40) for name, (_, last) in issued},
         }
+        if stacks.broadcasts_buffers(place) and (record["evaluates"] or not state.spans):
+            record["buffers"] = True
         if (work := state.micro_batches.work()) is not None:
             record["micro"] = work
         if (passes := state.micro_batches.pass_work()) is not None:

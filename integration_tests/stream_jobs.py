@@ -249,6 +249,19 @@ def split_by_node() -> Any:
     return function
 
 
+def mds() -> Any:
+    """A StreamingDataset over shards, which rank 0 writes."""
+    import torch.distributed as dist
+    from streaming import MDSWriter, StreamingDataset
+
+    if own_rank() == 0 and not os.path.exists("mds"):
+        with MDSWriter(out="mds", columns={"number": "int", "values": "ndarray:float32:8"}) as sink:
+            for number in range(SAMPLES):
+                sink.write({"number": number, "values": sample(number)["values"].numpy()})
+    dist.barrier()
+    return StreamingDataset(local="mds", batch_size=BATCH, shuffle=False)
+
+
 def map_loader(data: Any = None, sampler: Any = None, shuffle: bool = False, batch: int = BATCH) -> DataLoader[Any]:
     return DataLoader(Numbers() if data is None else data, batch_size=batch, sampler=sampler, shuffle=shuffle or None)
 
@@ -351,6 +364,7 @@ CASES: dict[str, Case] = {
     "webdataset, split by node, dispatched": Case(
         _stream(lambda: web(split_by_node())), **TWICE, says="and Accelerate reads rank 0's for all ranks"
     ),
+    "a StreamingDataset": Case(_stream(mds), APART, **TWICE, says="(StreamingDataset), and Accelerate shards it again"),
     "a RandomSampler that is not synchronised": Case(
         lambda: map_loader(shuffle=True), rng_types=("torch",), seeded=False, kind="StreamsDiffer", says="12 indices"
     ),
@@ -389,6 +403,7 @@ CASES: dict[str, Case] = {
     "a stream, shuffled alike": Case(_stream(lambda: hub_stream(1).shuffle(seed=3, buffer_size=16)), APART),
     "shards, shuffled alike": Case(_stream(lambda: hub_stream(4).shuffle(seed=3, buffer_size=16)), APART),
     "a share, prepared as for a single process": Case(_stream(lambda: split(hub_stream(4))), alone=True),
+    "a StreamingDataset, prepared as for a single process": Case(_stream(mds), alone=True),
     "rows of datasets": Case(lambda: map_loader(hub_map())),
     "rows of datasets, dispatched": Case(lambda: map_loader(hub_map()), TOGETHER),
     "rows of datasets, shuffled by rank, dispatched": Case(
@@ -444,6 +459,33 @@ def seed(alike: bool) -> None:
 def in_accelerate(names: Sequence[str], countoff: bool = True) -> list[dict[str, Any]]:
     """Trains two short epochs of each case; returns the warnings, what was read in the first epoch, and the weights."""
     return [_accelerate(CASES[name], countoff) for name in names]
+
+
+def hang(framework: str) -> None:
+    """Trains on a StreamingDataset that rank 0 reads for all ranks, as is the default."""
+    if framework == "accelerate":
+        _accelerate(Case(_stream(mds)), countoff=True)
+    else:
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        _in_transformers(Given(mds, args={"max_steps": 6}), countoff=True)
+
+
+def streams_alone() -> list[int]:
+    """Trains on a StreamingDataset with the Trainer, whose loader is prepared as for a single process."""
+    import torch.distributed as dist
+    from accelerate.data_loader import prepare_data_loader
+    from transformers import Trainer
+
+    def get_train_dataloader(self: Any) -> Any:
+        alone: dict[str, Any] = {"num_processes": 1, "process_index": 0}
+        loader = DataLoader(self.train_dataset, batch_size=BATCH)
+        return prepare_data_loader(loader, self.args.device, **alone, put_on_device=True, dispatch_batches=False)
+
+    dist.init_process_group("gloo")
+    Trainer.get_train_dataloader = get_train_dataloader
+    return _in_transformers(Given(mds, args={"max_steps": SAMPLES // BATCH // ranks()}), countoff=True)["read"]
 
 
 def _accelerate(case: Case, countoff: bool) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """Data that is sharded twice, and streams that differ where a framework deals one out; on real ranks."""
 
 import re
+import time
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -8,12 +10,13 @@ import pytest
 pytest.importorskip("accelerate")
 
 from integration_tests import stream_jobs
-from integration_tests.harness import RankResult
+from integration_tests.harness import RankResult, Watch
 from integration_tests.jobs import verdict_lines
 from integration_tests.stream_jobs import CASES, SAMPLES
 
-FAULTY = [name for name, case in CASES.items() if case.kind]
-HEALTHY = [name for name, case in CASES.items() if not case.kind]
+NAMES = [name for name in CASES if "StreamingDataset" not in name or find_spec("streaming")]
+FAULTY = [name for name in NAMES if CASES[name].kind]
+HEALTHY = [name for name in NAMES if not CASES[name].kind]
 
 
 def by_name(results: list[RankResult], names: list[str]) -> dict[str, list[Any]]:
@@ -54,6 +57,30 @@ def test_right_streams_in_accelerate_give_no_warning(run_ranks):
             assert watched["warned"] == {}, name
             if name != "webdataset, resampled":  # whose seed is the time
                 assert {**watched, "warned": {}} == {**unwatched, "warned": {}}, name
+
+
+@pytest.mark.parametrize("framework", ["accelerate", "transformers"])
+def test_a_streaming_dataset_that_rank_0_reads_for_all_is_warned_of_before_it_hangs(run_ranks, framework):
+    def end(watch: Watch) -> None:
+        patience = time.monotonic() + 60
+        while "countoff explain DoubleSharded" not in watch.results()[0].output and time.monotonic() < patience:
+            watch.let_run(0.1)
+        for rank in (0, 1):
+            watch.kill(rank)
+
+    pytest.importorskip("streaming")
+    results = run_ranks(stream_jobs.hang, 2, framework, expect=None, while_running=end, deadline_seconds=90)
+    head, why, remedy, _ = (line.strip() for line in verdict_lines(results[0]))
+    assert "(StreamingDataset), and Accelerate reads rank 0's for all ranks." in head
+    assert why.endswith("so rank 0 may wait forever.")
+    assert "from sharding a StreamingDataset, which gives each rank its share by itself: " in remedy
+
+
+def test_the_trainer_reads_all_of_a_streaming_dataset_as_the_remedy_says(run_ranks):
+    pytest.importorskip("streaming")
+    results = run_ranks(stream_jobs.streams_alone, 2, deadline_seconds=90)
+    assert sorted(number for result in results for number in result.value) == list(range(SAMPLES))
+    assert [line for result in results for line in verdict_lines(result)] == []
 
 
 @pytest.mark.parametrize("framework", list(stream_jobs.GIVEN))

@@ -600,6 +600,7 @@ def dealt() -> Iterator[Situation]:
     """Streams that a framework deals out, in the words of that framework."""
     dealers = {"accelerate": "Accelerate", "transformers": "Accelerate", "lightning": _WRAPPER, "fabric": _WRAPPER}
     share = {"shares": 2, "said_by": "split_dataset_by_node"}
+    streaming = {"shares": 2, "said_by": "StreamingDataset"}
 
     def digests(*numbers: int) -> str:
         return "".join(f"{number:08x}" for number in numbers)
@@ -619,6 +620,13 @@ def dealt() -> Iterator[Situation]:
     cases: list[tuple[str, str, list[dict[str, Any]], list[str]]] = [
         ("DoubleSharded", "a share by split_dataset_by_node", [share, share], prepared),
         ("DoubleSharded", "a share, read by rank 0 for all", [{**share, "first_only": True}] * 2, prepared),
+        ("DoubleSharded", "a StreamingDataset", [streaming] * 2, prepared),
+        (
+            "DoubleSharded",
+            "a StreamingDataset, dispatched",
+            [{**streaming, "first_only": True}] * 2,
+            prepared,
+        ),
         ("DoubleSharded", "a rank in the sampler", indices, wrapped),
         (
             "DoubleSharded",

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from countoff._adapter.averaged_gradients import watch_averaging
+from countoff._adapter.dealt_streams import streamed_twice
 from countoff._adapter.evaluation_totals import EvaluationTotals
 from countoff._adapter.fit import NO_LOADERS, Fit
 from countoff._adapter.leaving import ExitHooks, LeftFit
@@ -150,7 +151,7 @@ class CountedLoop:
             raise
         if record:
             self.guard.resumes.restore(record, Restored(steps=told), compare=compare)
-        fit.warn(*notices, fit.wrong_length(), fit.sharded_twice(), wrong_schedule)
+        fit.warn(*notices, fit.wrong_length(), fit.sharded_twice(), self._streamed_twice(loaders), wrong_schedule)
 
     def micro_batch(self) -> None:
         """Counts a micro-batch, unless passes are not compared now."""
@@ -248,6 +249,10 @@ class CountedLoop:
         self.fit.begin(plan, self._versions, schedules, own_length=self.own_length, loaders=loaders)
         if self._exit_hooks is not None:
             self._exit_hooks.register_at_exit()
+
+    def _streamed_twice(self, loaders: Mapping[str | None, Any]) -> Verdict | None:
+        compared = self.fit.settings.compare_data and self.fit.own.world_size > 1
+        return streamed_twice(loaders.get(None), self.guard.data, self.passes.epoch) if compared else None
 
     def _place_of(self, record: object) -> tuple[list[int] | None, int, int]:
         """The position at which a checkpoint was written, None if that is not known, its epoch and its steps."""

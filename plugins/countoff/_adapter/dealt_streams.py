@@ -2,7 +2,8 @@
 
 A framework that deals one stream out assumes that it is the same on every rank. An object that is one rank's share of
 the data says otherwise: a stream of `datasets` after `split_dataset_by_node`, a DistributedSampler inside a prepared
-loader, a pipeline of webdataset with `split_by_node`. Nothing is iterated, and no `__getitem__` of the user's called.
+loader, a pipeline of webdataset with `split_by_node`, a StreamingDataset of mosaicml-streaming. Nothing is iterated,
+and no `__getitem__` of the user's called.
 """
 
 from __future__ import annotations
@@ -20,13 +21,23 @@ from torch.utils.data.distributed import DistributedSampler
 
 from countoff._adapter.torch_facts import reported_length
 from countoff.core.checks.data import DataIdentity
-from countoff.core.checks.streams import DIGEST, FirstElements, StreamFacts, column_digest
-from countoff.core.data.plain import ABSENT, attribute_of, items_of, module_of
+from countoff.core.checks.streams import (
+    DIGEST,
+    STREAMING,
+    FirstElements,
+    StreamFacts,
+    column_digest,
+    judge_streams,
+)
+from countoff.core.data.plain import ABSENT, attribute_of, bases_of, in_class, items_of, module_of
 from countoff.core.data.unobserved import unobserved
+from countoff.core.verdict import Verdict
 
-__all__ = ["chosen_rows", "indices_seen", "sampler_inside", "sampler_of", "stream_facts"]
+__all__ = ["chosen_rows", "indices_seen", "sampler_inside", "sampler_of", "stream_facts", "streamed_twice"]
 
 _SPLIT, _SAMPLER, _WEBDATASET = "split_dataset_by_node", "DistributedSampler", "webdataset's split_by_node"
+_DEALS_ITSELF = ("__iter__", "_get_work", "_each_sample_id")
+"""Methods of a StreamingDataset that divide its samples among the ranks."""
 _ROWS, _COLUMNS, _DEPTH = 4, 4, 32
 _LIGHTNING = ("lightning", "pytorch_lightning", "lightning_fabric")
 
@@ -44,6 +55,27 @@ def stream_facts(loader: Any, data: DataIdentity) -> StreamFacts | None:
         return _prepared(loader, data, data.elements) or _distributed(loader, data)
     except Exception:  # a class of the user's may raise anything
         return None
+
+
+def streamed_twice(loader: Any, data: DataIdentity, epoch: int) -> Verdict | None:
+    """Returns a warning if a loader's framework deals out a StreamingDataset, which deals itself out; raises nothing.
+
+    It is proven before the first batch, and there may be none: rank 0 waits forever where it alone reads that dataset.
+
+    Args:
+        loader: Any loader.
+        data: The guard's `data`.
+        epoch: Number of the first train epoch.
+    """
+    if not isinstance(loader, DataLoader):
+        return None
+    try:
+        facts = _prepared(loader, data, FirstElements())
+    except Exception:  # a class of the user's may raise anything
+        return None
+    if facts is None or facts.said_by != STREAMING:
+        return None
+    return judge_streams(f"train epoch {epoch}", {data.dp_rank: facts})
 
 
 def indices_seen(dataset: Any) -> Any:
@@ -180,6 +212,8 @@ def _declared(facts: StreamFacts, dataset: Any, sampler: Any) -> StreamFacts:
         return facts._replace(shares=int(split.world_size), said_by=_SPLIT)
     if isinstance(sampler, DistributedSampler) and attribute_of(sampler.dataset, "_sampler") is ABSENT:
         return facts._replace(shares=sampler.num_replicas, said_by=_SAMPLER)
+    if (shares := _streaming_shares(dataset)) > 1:
+        return facts._replace(shares=shares, said_by=STREAMING)
     if _splits_by_node(dataset):
         return facts._replace(shares=torch.distributed.get_world_size(), said_by=_WEBDATASET)
     return facts
@@ -293,6 +327,18 @@ def _pipeline(dataset: Any) -> list[Any]:
     """The stages of a pipeline of webdataset."""
     web = sys.modules.get("webdataset")
     return list(dataset.pipeline) if web is not None and isinstance(dataset, web.DataPipeline) else []
+
+
+def _streaming_shares(dataset: Any) -> int:
+    """The shares into which a StreamingDataset deals itself out; 0 for anything else, as one that reads in its way."""
+    base = getattr(sys.modules.get("streaming.base.dataset"), STREAMING, None)
+    kind = type(dataset)
+    if base is None or base not in bases_of(kind):
+        return 0
+    if any(in_class(kind, name) is not in_class(base, name) for name in _DEALS_ITSELF):
+        return 0
+    shares = attribute_of(attribute_of(dataset, "_parallel_rank_world"), "num_ranks")
+    return shares if type(shares) is int else 0
 
 
 def _splits_by_node(dataset: Any) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from countoff.core.checks import KINDS
 from countoff.core.checks.horizon import Stepping
-from countoff.core.checks.streams import LENGTHS
+from countoff.core.checks.streams import LENGTHS, STREAMING
 from countoff.core.verdict import Remedies
 
 __all__ = ["EVEN", "READS_BY_DP_RANK", "STOP", "Words", "data_remedies", "uneven_remedies"]
@@ -99,12 +99,19 @@ def data_remedies(
     """
     off = option.format(_NO_SAMPLES)
     dealt: dict[str, str | Mapping[str, str]] = {
-        "DoubleSharded": (
-            f"shard the data once, by {dealer}: give it all of the data on every rank, without split_dataset_by_node, "
-            "a rank in your own dataset or sampler, another DistributedSampler, or a nodesplitter of webdataset.\n"
-            f"keep your own shares, which must be even, and {undo}.\n"
-            f"if each rank is to read part of its own data: {off}."
-        ),
+        "DoubleSharded": {
+            "": (
+                f"shard the data once, by {dealer}: give it all of the data on every rank, without "
+                "split_dataset_by_node, a rank in your own dataset or sampler, another DistributedSampler, or a "
+                "nodesplitter of webdataset.\n"
+                f"keep your own shares, which must be even, and {undo}.\n"
+                f"if each rank is to read part of its own data: {off}."
+            ),
+            STREAMING: (
+                f"keep {dealer} from sharding a StreamingDataset, which gives each rank its share by itself: {undo}.\n"
+                f"if each rank is to read part of its own data: {off}."
+            ),
+        },
         "StreamsDiffer": {
             "": (
                 f"let every rank yield the same samples in the same order, and {dealer} shards them: shuffle with the "

@@ -63,7 +63,10 @@ WORDS = Words(
             order="let the Trainer make the sampler.\nchange your sampler's epoch in a callback's on_epoch_begin.",
             option=_OPTION,
             dealer="the Trainer",
-            undo="return a loader that is not prepared from get_train_dataloader()",
+            undo=(
+                "return prepare_data_loader(loader, self.args.device, num_processes=1, process_index=0, "
+                "put_on_device=True, dispatch_batches=False) of accelerate.data_loader from get_train_dataloader()"
+            ),
         ),
     },
     stepping=Stepping(per_step=None, per_epoch=None),  # the Trainer steps its scheduler by itself, at each step

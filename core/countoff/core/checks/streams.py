@@ -23,6 +23,7 @@ from countoff.core.words import count_of, names_of, ranks_by
 __all__ = [
     "ELEMENTS",
     "LENGTHS",
+    "STREAMING",
     "FirstElements",
     "StreamFacts",
     "column_digest",
@@ -34,12 +35,16 @@ ELEMENTS = 12
 """Elements at the start of a stream that are compared."""
 LENGTHS = "lengths"
 """Subject of a `StreamsDiffer` where the ranks' streams are not even equally long."""
+STREAMING = "StreamingDataset"
+"""Subject of a `DoubleSharded` of the class of mosaicml-streaming that gives each rank its share by itself."""
 DIGEST = 8
 """Hexadecimal digits of each digest in a record."""
 DOUBLE_SHARDED = VerdictKind(
     "DoubleSharded",
     "data that is already one rank's share is sharded again, so most of it is never read",
-    causes={"": Cause("What a rank leaves out of its share, no other rank has: it is never read.")},
+    causes=dict.fromkeys(
+        ("", STREAMING), Cause("What a rank leaves out of its share, no other rank has: it is never read.")
+    ),
 )
 STREAMS_DIFFER = VerdictKind(
     "StreamsDiffer",
@@ -240,7 +245,9 @@ def _declared(span: str, facts: StreamFacts) -> Verdict:
         f"the train data is sharded twice: what each rank holds is already 1 of {facts.shares} shares "
         f"({facts.said_by}), and {how}. In {span}, about 1/{facts.shares} of the data is read."
     )
-    return DOUBLE_SHARDED.found(sentence, why=_OTHERS_SHARES if facts.first_only else None)
+    subject = STREAMING if facts.said_by == STREAMING else ""
+    why = None if not facts.first_only else _WAITS if subject else _OTHERS_SHARES
+    return DOUBLE_SHARDED.found(sentence, subject=subject, why=why)
 
 
 def _parts_of_one_table(everything: Sequence[StreamFacts]) -> int:
@@ -343,6 +350,7 @@ def _other_lengths(span: str, records: Mapping[int, StreamFacts]) -> Verdict | N
 
 
 _OTHERS_SHARES = "The shares of the other ranks are never read."
+_WAITS = f"{_OTHERS_SHARES} A {STREAMING} waits until all ranks of its host read it, so rank 0 may wait forever."
 _LEFT_OUT = "Where each rank's {} is a share already, as by {}, no rank ever reads what it leaves out of it."
 
 

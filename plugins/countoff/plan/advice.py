@@ -74,6 +74,11 @@ ADVICE = {
         "The name is misspelt. DeepSpeed ignores it and takes its default; other frameworks stop on it.",
         "Take the name that the line proposes; if the field is your own, use --ignore unknown-field.",
     ),
+    "text": Advice(
+        "YAML as PyYAML reads it needs a dot and a signed exponent in such a number: 1e-5 is text, and the run stops "
+        "with a TypeError when it computes with it. OmegaConf reads 1e-5 as a number.",
+        "Write it as the line does, such as 1.0e-5.",
+    ),
     "first-step": Advice(
         "lingua's warm-up begins at 0, so its first step changes no weight.",
         "Nothing, if you know it. A run that is to be extended needs its full length from the start.",

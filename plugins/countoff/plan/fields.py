@@ -19,7 +19,8 @@ _LARGEST = 10**18
 # A value that refers to another field, as OmegaConf fills it in; and how many may follow each other.
 _REFERENCE = re.compile(r"\$\{([\w-][\w.-]*)\}")
 _MOST_REFERENCES = 20
-_EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
+# A number that PyYAML reads as text, as it has no dot or no sign. OmegaConf's own loader reads it as a number.
+_EXPONENT = re.compile(r"([-+]?\d+)(\.\d*)?([eE])([-+]?)(\d+)")
 
 
 class ConfigError(ValueError):
@@ -159,6 +160,23 @@ class Fields:
         found = self.raw(path)
         return None if found is None else str(found)
 
+    def note_texts(self, paths: Iterable[str], reader: str) -> None:
+        """Adds an issue for each number that the file has as text, by a reader that needs a dot and a sign.
+
+        Args:
+            paths: The fields that are numbers.
+            reader: What reads the file, and stops the run with a TypeError later.
+        """
+        for path in paths:
+            value = self.raw(path)
+            if isinstance(value, str) and (found := _EXPONENT.fullmatch(value)):
+                whole, rest, letter, sign, exponent = found.groups()
+                number = f"{whole}{rest or '.0'}{letter}{sign or '+'}{exponent}"
+                text = (
+                    f"{path} is {value}, which {reader} reads as text: the run stops with a TypeError; write {number}"
+                )
+                self.note("text", text, "stops")
+
     def note(self, code: str, text: str, level: Level = "note") -> None:
         """Adds an issue."""
         self.issues.append(ConfigIssue(level, code, text))
@@ -213,7 +231,8 @@ class Fields:
 
 def _parse_count(path: str, value: object, minimum: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-        raise ConfigError(f"{path} must be a whole number of at least {minimum}, got {_shown(value)}")
+        number = value if isinstance(value, str) and _EXPONENT.fullmatch(value) else _shown(value)
+        raise ConfigError(f"{path} must be a whole number of at least {minimum}, got {number}")
     if value > _LARGEST:
         raise ConfigError(f"{path} must be at most {_LARGEST:,}, got a number of {len(str(value))} digits")
     return value
@@ -221,7 +240,7 @@ def _parse_count(path: str, value: object, minimum: int) -> int:
 
 def _parse_number(path: str, value: object) -> float:
     if isinstance(value, str) and _EXPONENT.fullmatch(value.strip()):
-        value = float(value)  # YAML reads 3e-4 as text
+        value = float(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < math.inf:
         raise ConfigError(f"{path} must be a finite number, got {_shown(value)}")
     try:

@@ -26,6 +26,7 @@ CODES = {
     "machines": "the processes do not divide by the machines",
     "world-size": "the configuration is for another number of ranks than the check",
     "unknown-field": "nothing reads a field: it may be misspelt",
+    "text": "a number is written so that the framework reads it as text",
     "first-step": "the first optimizer step has a learning rate of 0",
     "data-ranks": "several ranks read the same share, so samples and tokens count once for all of them",
     "length": "the run has no step at all, has no end, or two lengths are given and one has no effect",

@@ -498,7 +498,7 @@ def test_bad_flags_are_refused_in_one_line(run: Run, question: str, arguments: l
         (
             "lingua.yaml",
             b"grad_acc_steps: 1\ndata: {batch_size: 3e-4}",
-            "data.batch_size must be a whole number of at least 1, got '3e-4'",
+            "data.batch_size must be a whole number of at least 1, got 3e-4",
         ),
         (
             "titan.toml",

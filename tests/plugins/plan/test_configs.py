@@ -8,7 +8,7 @@ from textwrap import dedent
 import pytest
 
 from countoff.plan.job import Job, RunPlan
-from countoff.plan.readers import ConfigError, read_job
+from countoff.plan.readers import ConfigError, read_command, read_job
 
 
 class ConfigDirectory:
@@ -101,6 +101,7 @@ def test_two_names_of_one_number_that_disagree_are_refused(configs: ConfigDirect
         configs.read("titan.toml", "[training]\nlocal_batch_size = 2\nbatch_size = 4\n")
 
 
+TRAINER = "per_device_train_batch_size: 4\nmax_steps: 10\n"
 LINGUA = """
     steps: 60_000
     grad_acc_steps: 2
@@ -117,14 +118,37 @@ def test_linguas_views_of_a_batch_do_not_multiply_its_tokens(configs: ConfigDire
 
 
 def test_an_exponent_without_dot_is_a_learning_rate(configs: ConfigDirectory) -> None:
-    """YAML reads 3e-4 as text, and lingua as a number."""
+    """PyYAML reads 3e-4 as text, and OmegaConf, with which lingua and Composer read it, as a number."""
     assert configs.read("lingua.yaml", LINGUA.replace("3.0e-4", "3e-4")).learning_rate == 3e-4
 
 
 def test_an_exponent_without_dot_is_not_a_count(configs: ConfigDirectory) -> None:
-    """YAML reads 3e-4 as text: it is refused as a number of samples."""
-    with pytest.raises(ConfigError, match=r"data\.batch_size must be a whole number of at least 1, got '3e-4'"):
+    with pytest.raises(ConfigError, match=r"data\.batch_size must be a whole number of at least 1, got 3e-4"):
         configs.read("lingua.yaml", LINGUA.replace("batch_size: 4", "batch_size: 3e-4"))
+
+
+@pytest.mark.parametrize(
+    ("field", "written"),
+    [("learning_rate: 1e-5", "1.0e-5"), ("learning_rate: -1.5e3", "-1.5e+3"), ("num_train_epochs: 1E1", "1.0E+1")],
+)
+def test_a_number_that_the_trainer_reads_as_text_stops_the_run(
+    configs: ConfigDirectory, field: str, written: str
+) -> None:
+    """transformers takes what PyYAML reads, which needs a dot and a sign; the Trainer then raises a TypeError."""
+    (issue,) = configs.read("hf.yaml", f"{TRAINER}{field}\n").issues
+    assert issue.line == (
+        f"stops   text: {field.replace(': ', ' is ')}, which transformers reads as text: the run stops with a "
+        f"TypeError; write {written}"
+    )
+    assert issue.is_fault
+    assert not configs.read("hf.yaml", f"{TRAINER}{field.partition(': ')[0]}: {written}\n").issues
+
+
+def test_a_frameworks_own_reader_takes_such_a_number(configs: ConfigDirectory) -> None:
+    """LLaMA-Factory reads its files with OmegaConf, and a command line has no YAML."""
+    assert not configs.read("lf.yaml", f"{TRAINER}finetuning_type: lora\nlearning_rate: 1e-5\n").issues
+    launch = ["torchrun", "train.py", "--per_device_train_batch_size", "4", "--learning_rate", "1e-5"]
+    assert not read_command(launch).issues
 
 
 def test_linguas_chunks_are_counted_if_the_data_is_here(configs: ConfigDirectory) -> None:

@@ -23,6 +23,11 @@ __all__ = ["FORMAT", "read", "read_run", "read_schedule"]
 _BATCH = Count("per_device_train_batch_size", 8)  # :861
 _ACCUMULATION = Count("gradient_accumulation_steps", 1)  # :887
 _STEPS = Count("max_steps", unset=(-1,))  # :923
+# Numbers that are compared or computed with as they were read: seen with 4.57.6, on real runs.
+_NUMBERS = (
+    *("learning_rate", "adam_beta1", "adam_beta2", "adam_epsilon", "num_train_epochs", "warmup_ratio"),
+    "label_smoothing_factor",
+)
 _SCHEDULERS = (
     *("linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt"),
     *("reduce_lr_on_plateau", "cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay", "greedy"),
@@ -39,6 +44,7 @@ def read(data: Mapping[str, Any]) -> Job:
         ConfigError: If a field has a wrong type or is outside its domain.
     """
     fields = Fields(_with_parsed_json(data))
+    fields.note_texts(_NUMBERS, "transformers")
     run = read_run(fields)
     packed = fields.flag("packing", False)
     length = next((name for name in ("max_length", "max_seq_length") if packed and fields.has(name)), None)

@@ -131,12 +131,17 @@ def _print(subjects: Sequence[Subject]) -> None:
 
     console = Console(highlight=False)
     console.width = min(console.width, _WIDEST)
-    for place, each in enumerate(subjects):
-        if place:
-            console.rule()
-        console.print(Text(each.name, style="bold"))
-        console.print()
-        console.print(Page(each.text, hyperlinks=False))
+    with console.capture() as printed:
+        for place, each in enumerate(subjects):
+            if place:
+                console.rule()
+            console.print(Text(each.name, style="bold"))
+            console.print()
+            console.print(Page(each.text, hyperlinks=False))
+    text = printed.get()
+    if not console.is_terminal:  # rich fills lines up with spaces, which a file would keep
+        text = re.sub(r" +$", "", text, flags=re.MULTILINE)
+    sys.stdout.write(text)
 
 
 def _print_list(subjects: Sequence[Subject]) -> None:

@@ -130,6 +130,13 @@ def test_an_explanation_is_wrapped_at_words(width: int) -> None:
     assert re.findall(r"[\w.]+", text)[1:] == words
 
 
+@pytest.mark.parametrize("width", ["80", "200"])
+def test_in_a_pipe_no_line_ends_with_spaces(width: str) -> None:
+    text = explained("UnevenBatches", "LostRank", COLUMNS=width)
+    assert [line for line in text.splitlines() if line != line.rstrip()] == []
+    assert text.endswith("\n")
+
+
 def test_an_explanation_has_colours_only_where_they_are_wanted() -> None:
     assert "\x1b" not in explained("LostRank")
     assert "\x1b[33m" in explained("LostRank", NO_COLOR="", FORCE_COLOR="1", TERM="xterm")

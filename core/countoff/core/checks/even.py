@@ -27,7 +27,7 @@ _BY_FRAMEWORK = f"{_DIFFER}the framework stops all of them at the shortest witho
 _BY_COUNTOFF = f"{_DIFFER}{{}}='stop' ends the loop on every rank with the shortest one."
 _OPTIONS = {"train": "uneven_train", "evaluation": "uneven_eval"}
 _ACCEPTED = "nothing, if you accept that these batches are not used."
-_METRIC = "This is printed once; the metric {} has the number of each epoch."
+_METRIC = "This is printed once in a fit; the metric {} has the number of each epoch."
 _SHOWN = 4
 """Groups of ranks that a sentence names."""
 

@@ -176,7 +176,7 @@ def test_all_ranks_fail_at_once_and_one_message_is_sent(run_ranks, tmp_path, rec
     results = run_ranks(raise_everywhere, 4, expect=None, env=env)
     assert [result.exit_code for result in results] == [1] * 4
     [body] = bodies_of(receiver)
-    assert "raised ValueError: torn shard on rank" in body["title"]
+    assert "all 4 ranks raised ValueError: torn shard on rank … at test_alerts.py:" in body["title"]
     assert (tmp_path / "termination-log").read_text().startswith(body["title"].removesuffix("…"))
 
 

@@ -209,8 +209,7 @@ def test_what_all_ranks_raised_is_blamed_on_none() -> None:
 def test_ranks_that_raised_the_same_are_named_together() -> None:
     found = account({1: missing("1.npy"), 3: missing("3.npy")}, 4, (3,))
     assert found.sentence == (
-        "ranks 1, 3 of 4 ranks raised FileNotFoundError at train.py:11 (in batch 3); the one of rank 1 says: no file "
-        "'1.npy'."
+        "ranks 1, 3 of 4 ranks raised FileNotFoundError: no file '…' at train.py:11 (in batch 3)."
     )
     assert found.ranks == (1, 3)
     assert [line["rank"] for line in found.rows] == [1, 3, 0, 2]

@@ -42,6 +42,12 @@ def test_another_line_type_or_text_is_another_mistake(other: Failure) -> None:
     assert alike({0: Failure("KeyError: 'label'", "train.py:1"), 1: other}) == [[0], [1]]
 
 
+def test_what_differs_between_ranks_is_left_out() -> None:
+    words = [f"ValueError: rank {rank} of 4: \"a\" is not '/data/{rank}.npy'" for rank in range(4)]
+    failures = {rank: Failure(each) for rank, each in enumerate(words)}
+    assert told_as_one(failures) == "raised ValueError: rank … of 4: \"a\" is not '/data/…'"
+
+
 def test_the_batch_of_one_rank_is_told_with_its_number() -> None:
     failures = {rank: Failure("ValueError: torn", "train.py:1", f"in batch {rank}") for rank in (3, 4)}
     assert told_as_one(failures) == "raised ValueError: torn at train.py:1 (rank 3 in batch 3)"

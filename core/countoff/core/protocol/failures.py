@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os.path
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -83,14 +84,22 @@ def told_as_one(failures: Mapping[int, Failure]) -> str:
     Args:
         failures: What each of them raised, by rank; at least one.
 
-    >>> told_as_one({rank: Failure(f"OSError: shard-{rank}", "train.py:41", "in batch 4") for rank in range(2)})
-    'raised OSError at train.py:41 (in batch 4); the one of rank 0 says: shard-0'
+    >>> told_as_one({rank: Failure(f"OSError: 'shard-{rank}.npy'", "train.py:41", "in batch 4") for rank in range(2)})
+    "raised OSError: 'shard-…' at train.py:41 (in batch 4)"
     """
     rank = min(failures)
     failure = failures[rank]
     at_one_place = all(each.where == failure.where for each in failures.values())
     where = failure.where if at_one_place or not failure.where else f"rank {rank} {failure.where}"
-    if all(each.words == failure.words for each in failures.values()):
-        return replace(failure, where=where).event
-    kind, _, text = failure.words.partition(": ")
-    return f"{replace(failure, words=kind, where=where).event}; the one of rank {rank} says: {text}"
+    own = [_OWN.findall(each.words) for each in failures.values()]
+    common = map(_common, zip(*own, strict=True))
+    return replace(failure, words=_OWN.sub(lambda _: next(common), failure.words), where=where).event
+
+
+def _common(texts: Sequence[str]) -> str:
+    """What the texts of all ranks have in common, with a mark for the rest."""
+    first, *others = texts
+    if all(each == first for each in others):
+        return first
+    quote = first[0] if first[0] in "'\"" else ""
+    return f"{os.path.commonprefix(texts)}…{quote}" if quote else "…"  # noqa: RUF071  (they are texts, no paths)

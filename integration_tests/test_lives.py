@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import sys
 import threading
 import time
 import weakref
@@ -322,3 +323,22 @@ def test_what_is_found_at_the_end_of_a_fit_ends_the_program(run_ranks):
         results = run_ranks(diverges_at_its_end, 2, how, expect=code, finalise=True)
         assert [result.value for result in results] == [value] * 2
         assert any("StepMismatch" in line for line in verdict_lines(results[0]))
+
+
+def replaces_its_program() -> int:
+    """After its last batch, rank 1 becomes another program; rank 0 needs nobody any more."""
+    dist.init_process_group("gloo")
+    model, optimizer = model_and_optimizer()
+    countoff = Countoff(model=model, optimizer=optimizer, lost_seconds=1)
+    for batch in countoff.train(even_loader()):
+        train_on(model, optimizer, batch)
+    if own_rank() == 1:
+        os.execv(sys.executable, [sys.executable, "-c", "import time; time.sleep(1)"])
+    time.sleep(4)
+    return countoff.guard.train_batches
+
+
+def test_a_rank_may_become_another_program_after_training(run_ranks):
+    """Nobody waits for it, so nobody is ended, as where it leaves by os._exit."""
+    first, second = run_ranks(replaces_its_program, 2, expect=0)
+    assert (first.value, said([first, second])) == (10, [])

@@ -75,7 +75,7 @@ def test_an_extra_micro_batch_is_named_in_a_plain_loop(run_ranks):
     assert said(results, FAULTY) == {name: sentence for name, (_, sentence) in FAULTY.items()}
     assert_equal(results, len(FAULTY))
     assert [result.output.count("countoff: StepMismatch: ") for result in results] == [len(FAULTY), 0]
-    assert "  do:  if the ranks weight their losses by their samples" in results[0].output
+    assert "  or:  if the ranks weight their losses by their samples" in results[0].output
 
 
 def test_the_first_tick_that_differs_is_the_one_that_is_told(run_ranks):

@@ -25,8 +25,10 @@ def effect(verdict: Verdict, chosen: Mapping[str, Level]) -> Level:
 
     Example:
         >>> uneven = Verdict("UnevenBatches", "rank 1 ran out of data.")
-        >>> effect(uneven, {}), effect(uneven, {"UnevenBatches": "warn"}), effect(replace(uneven, harmful=False), {})
-        ('raise', 'warn', 'warn')
+        >>> effect(uneven, {}), effect(uneven, {"UnevenBatches": "warn"})
+        ('raise', 'warn')
+        >>> effect(Verdict("UnevenBatches", "rank 1 ran out of data.", harmful=False), {})
+        'warn'
         >>> effect(Verdict("Stalled", "…"), {}), effect(Verdict("Stalled", "…"), {"Stalled": "raise"})
         ('warn', 'raise')
     """

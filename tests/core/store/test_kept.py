@@ -1,7 +1,7 @@
 """Connections that one fit leaves to the next one."""
 
 import gc
-import weakref
+import os
 from typing import Any
 
 import pytest
@@ -63,8 +63,11 @@ def test_it_lives_as_long_as_the_jobs_store(job: Any) -> None:
     store = PrefixStore("of_a_group", job.underlying_store)
     channel = connect(job)
     kept.keep(store, channel)
-    held = weakref.ref(channel._store)  # pyright: ignore[reportPrivateUsage]
+    (descriptor,) = channel.sockets
     channel.release()
+    del channel
+    assert os.fstat(descriptor)
     del store
     gc.collect()
-    assert held() is None
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)

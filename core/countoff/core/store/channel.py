@@ -115,9 +115,10 @@ class Channel:
         Returns:
             The channel; None if the connection is over, was shut, or is that of a process that has forked this one.
         """
-        if self._pid != os.getpid() or self._port != port or not self.sockets or self.is_over():
+        if self._pid != os.getpid() or self._port != port:
             return None
-        return self.at_root(prefix)
+        found = [_has_ended(end) for end in self._ends()]  # none where the connection is over at both ends
+        return self.at_root(prefix) if found and not any(found) else None
 
     @property
     def whole(self) -> Channel:

@@ -84,7 +84,9 @@ LOST_RANK = VerdictKind(
             remedy=(
                 "read the end of that rank's own output. If it shows no error, the rank may have been killed because "
                 "its host had no memory left: look for 'Out of memory' in dmesg on that host, or for OOM in the "
-                "scheduler's report on the job."
+                "scheduler's report on the job.\n"
+                "if it shows gloo::EnforceNotMet, look for a collective that only some ranks call, as in a callback of "
+                "rank 0: gloo aborts a process whose collective does not fit that of another rank."
             )
         ),
         AHEAD: Cause(

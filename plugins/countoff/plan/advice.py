@@ -54,7 +54,8 @@ ADVICE = {
         "Fill the shares up, repeat the data, or end every rank after the fewest batches.",
     ),
     "override": Advice(
-        "A value cannot hold or has no effect, and the framework takes another one without an error.",
+        "A value cannot hold or has no effect, such as a Trainer's lr_scheduler_type beside a scheduler of DeepSpeed, "
+        "and the framework takes another one without an error.",
         "Write the value that the framework takes, or change the others so that yours fits.",
     ),
     "micro-batches": Advice(

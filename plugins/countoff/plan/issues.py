@@ -21,7 +21,7 @@ CODES = {
     "warm-up": "a warm-up is longer than the run or than its own schedule, or the scheduler leaves it out",
     "horizon": "a learning-rate schedule does not end where the run ends",
     "uneven": "ranks have different numbers of batches, so the first one without data leaves the others waiting",
-    "override": "the framework sets a dim to another value, with a line in its log",
+    "override": "the framework takes another value than the one that is written, for a dim or a schedule",
     "micro-batches": "how a batch is cut into micro-batches",
     "machines": "the processes do not divide by the machines",
     "world-size": "the configuration is for another number of ranks than the check",

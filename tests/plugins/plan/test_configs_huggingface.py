@@ -313,6 +313,67 @@ def test_the_tensor_parallel_ranks_of_deepspeeds_file_share_their_data(
         assert job.schedule is not None
 
 
+# The sections of LLaVA's scripts/zero3_offload.json that decide a run; LLaMA-Factory #1515 has the same scheduler.
+LLAVA = {
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "scheduler": {
+        "type": "WarmupLR",
+        "params": {"warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto"},
+    },
+}
+
+
+@pytest.mark.parametrize("read", ["transformers", "llamafactory", "command"])
+def test_a_scheduler_in_deepspeeds_file_that_replaces_a_cosine_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: str
+) -> None:
+    """Its right twin has no scheduler in DeepSpeed's file."""
+    monkeypatch.chdir(tmp_path)
+    arguments = {"per_device_train_batch_size": 1, "num_train_epochs": 4, "warmup_ratio": 0.01}
+    arguments |= {"lr_scheduler_type": "cosine", "deepspeed": "offload.json"}
+    found: list[list[str]] = []
+    for theirs in (LLAVA, {name: value for name, value in LLAVA.items() if name != "scheduler"}):
+        Path("offload.json").write_text(json.dumps(theirs))
+        if read == "command":
+            flags = " ".join(f"--{name} {value}" for name, value in arguments.items())
+            job = read_command([f"deepspeed --num_gpus 2 src/train_bash.py {flags}"])
+        else:
+            Path("run.yaml").write_text(yaml.safe_dump(arguments))
+            job = read_job("run.yaml", framework=read)
+        found.append(faults_of(job, world_size=2, dataset_size=10_000))
+    assert found == [
+        [
+            "silent  override: lr_scheduler_type is cosine, and the scheduler in offload.json, WarmupLR, takes its "
+            "place: the learning rate never decays; leave scheduler out of offload.json, or lr_scheduler_type out of "
+            "the arguments"
+        ],
+        [],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "curve", "levels"),
+    [
+        ("WarmupLR", None, []),  # the Trainer's default is nobody's intention
+        ("WarmupLR", "linear", ["silent"]),
+        ("WarmupLR", "constant_with_warmup", []),
+        ("WarmupDecayLR", "linear", []),
+        ("WarmupDecayLR", "cosine", ["note"]),
+        ("WarmupCosineLR", "cosine", []),
+        ("OneCycle", "cosine", ["note"]),
+        ("CosineAnnealingLR", "cosine", []),  # of torch, which DeepSpeed makes as well
+    ],
+)
+def test_a_scheduler_of_deepspeed_with_the_written_curve_is_no_issue(
+    scheduler: str, curve: str | None, levels: list[str]
+) -> None:
+    written = {} if curve is None else {"lr_scheduler_type": curve}
+    job = trainer(deepspeed={"scheduler": {"type": scheduler}}, **written)
+    assert [issue.level for issue in issues_of(job)] == levels
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

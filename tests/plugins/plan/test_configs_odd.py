@@ -44,10 +44,10 @@ FIELDS: dict[ModuleType, str] = {
         lr_scheduler_kwargs.num_decay_steps lr_scheduler_kwargs.num_stable_steps lr_scheduler_kwargs.min_lr
         lr_scheduler_kwargs.min_lr_rate lr_scheduler_kwargs.power lr_scheduler_kwargs.timescale
         accelerator_config accelerator_config.split_batches dataloader_drop_last deepspeed deepspeed.train_batch_size
-        packing max_length""",
+        deepspeed.scheduler deepspeed.scheduler.type packing max_length""",
     llamafactory: """stage finetuning_type cutoff_len packing neat_packing streaming per_device_train_batch_size
-        max_steps num_train_epochs warmup_ratio lr_scheduler_type lr_scheduler_kwargs.num_decay_steps
-        tensor_model_parallel_size pipeline_model_parallel_size context_parallel_size""",
+        max_steps num_train_epochs warmup_ratio lr_scheduler_type lr_scheduler_kwargs.num_decay_steps deepspeed
+        deepspeed.scheduler.type tensor_model_parallel_size pipeline_model_parallel_size context_parallel_size""",
     megatron: """--micro-batch-size --global-batch-size --rampup-batch-size --step-batch-size-schedule --train-iters
         --train-samples --lr --min-lr --lr-decay-style --lr-decay-iters --lr-decay-samples --lr-warmup-iters
         --lr-warmup-samples --lr-warmup-fraction --lr-warmup-init --lr-wsd-decay-iters --lr-wsd-decay-samples

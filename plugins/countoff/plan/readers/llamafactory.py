@@ -12,7 +12,7 @@ from typing import Any
 from countoff.plan.fields import Count, Fields
 from countoff.plan.formats import Format
 from countoff.plan.job import Job
-from countoff.plan.readers.transformers import read_run, read_schedule
+from countoff.plan.readers.transformers import read_deepspeed, read_run, read_schedule
 
 __all__ = ["FORMAT", "read"]
 
@@ -43,7 +43,7 @@ def read(data: Mapping[str, Any]) -> Job:
         {**fields.counts(_MESH), "dp": -1},
         # A sample that is not packed has at most this many tokens.
         sequence_length=fields.count("sequence_length", _LENGTH) if packed else None,
-        schedule=read_schedule(fields, run, thirds=True),
+        schedule=read_schedule(fields, run, read_deepspeed(fields), thirds=True),
         **run,
     )
 

@@ -18,7 +18,7 @@ from countoff.plan.formats import Format
 from countoff.plan.job import Job, Origin
 from countoff.plan.schedules import ConfiguredSchedule
 
-__all__ = ["FORMAT", "read", "read_run", "read_schedule"]
+__all__ = ["FORMAT", "read", "read_deepspeed", "read_run", "read_schedule"]
 
 _BATCH = Count("per_device_train_batch_size", 8)  # :861
 _ACCUMULATION = Count("gradient_accumulation_steps", 1)  # :887
@@ -32,6 +32,14 @@ _SCHEDULERS = (
     *("linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt"),
     *("reduce_lr_on_plateau", "cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay", "greedy"),
 )
+# DeepSpeed's own schedulers (VALID_LR_SCHEDULES in lr_schedules.py), each with the Trainer's of the same curve.
+_DEEPSPEED_SCHEDULERS = {
+    "WarmupLR": ("constant", "constant_with_warmup"),
+    "WarmupDecayLR": ("linear",),
+    "WarmupCosineLR": ("cosine", "cosine_with_min_lr", "cosine_warmup_with_min_lr"),
+    "OneCycle": (),
+    "LRRangeTest": (),
+}
 
 
 def read(data: Mapping[str, Any]) -> Job:
@@ -50,7 +58,7 @@ def read(data: Mapping[str, Any]) -> Job:
     length = next((name for name in ("max_length", "max_seq_length") if packed and fields.has(name)), None)
     # A sample that is not packed has at most this many tokens.
     tokens = None if length is None else fields.count("sequence_length", Count(length))
-    theirs = Fields(_deepspeed(fields))
+    theirs = read_deepspeed(fields)
     tensor_parallel = theirs.count("tp", Count("tensor_parallel.autotp_size", 1, unset=(0, "auto")))
     fields.origins.update(theirs.origins)
     return fields.job(
@@ -58,8 +66,7 @@ def read(data: Mapping[str, Any]) -> Job:
         "accelerate",
         {"dp_shard": -1, "tp": tensor_parallel},
         sequence_length=tokens,
-        # A schedule of DeepSpeed's own takes the place of the Trainer's.
-        schedule=None if theirs.has("scheduler") else read_schedule(fields, run),
+        schedule=read_schedule(fields, run, theirs),
         **run,
     )
 
@@ -94,18 +101,27 @@ def read_run(fields: Fields) -> dict[str, Any]:
     }
 
 
-def read_schedule(fields: Fields, run: Mapping[str, Any], *, thirds: bool = False) -> ConfiguredSchedule | None:
-    """Returns the learning-rate schedule of a Trainer; None if it depends on the loss, or the Trainer refuses it.
+def read_schedule(
+    fields: Fields, run: Mapping[str, Any], theirs: Fields, *, thirds: bool = False
+) -> ConfiguredSchedule | None:
+    """Returns the learning-rate schedule of a Trainer.
+
+    None if it depends on the loss, the Trainer refuses it, or a scheduler of DeepSpeed's takes its place
+    (``deepspeed_optim_sched`` in ``integrations/deepspeed.py``).
 
     Args:
         fields: The arguments.
         run: What ``read_run`` returned for them.
+        theirs: What ``read_deepspeed`` returned for them.
         thirds: Whether ``warmup_stable_decay`` has LLaMA-Factory's defaults.
 
     Raises:
         ConfigError: If a field has a wrong type or is outside its domain.
     """
     curve = fields.choice("lr_scheduler_type", _SCHEDULERS, "linear")
+    if theirs.has("scheduler"):
+        _note_replaced(fields, curve, theirs.text("scheduler.type"))
+        return None
     warmup_steps, warmup_part = _warmup(fields)
     options = fields.section("lr_scheduler_kwargs")
     if curve == "constant":
@@ -184,12 +200,35 @@ def _note_no_warmup(fields: Fields) -> None:
     fields.note("warm-up", f"{text} learning rate; use constant_with_warmup", "silent")
 
 
-def _deepspeed(fields: Fields) -> Mapping[str, Any]:
-    """Returns DeepSpeed's fields: those written here, or those of the file that is named; none if it is not here."""
+def _note_replaced(fields: Fields, curve: str, scheduler: str | None) -> None:
+    """Adds an issue if DeepSpeed's scheduler has another curve than the one that is written: the Trainer says nothing.
+
+    A curve that is not written is the Trainer's default, and nobody's intention.
+    """
+    same = _DEEPSPEED_SCHEDULERS.get(scheduler or "")
+    if same is None or curve in same or not fields.has("lr_scheduler_type"):
+        return
+    never_decays = scheduler == "WarmupLR"
+    named = fields.raw("deepspeed")
+    where = named if isinstance(named, str) else "deepspeed"
+    text = (
+        f"lr_scheduler_type is {curve}, and the scheduler in {where}, {scheduler}, takes its place"
+        f"{': the learning rate never decays' if never_decays else ''}; leave scheduler out of {where}, or "
+        f"lr_scheduler_type out of the arguments"
+    )
+    fields.note("override", text, "silent" if never_decays else "note")
+
+
+def read_deepspeed(fields: Fields) -> Fields:
+    """Returns DeepSpeed's fields: those written here, or those of the file that is named; none if it is not here.
+
+    Args:
+        fields: The arguments of the Trainer.
+    """
     found = fields.raw("deepspeed")
     if isinstance(found, Mapping):
-        return cast("Mapping[str, Any]", found)
-    return _json_file(found) if isinstance(found, str) and found.endswith(".json") else {}
+        return Fields(cast("Mapping[str, Any]", found))
+    return Fields(_json_file(found) if isinstance(found, str) and found.endswith(".json") else {})
 
 
 FORMAT = Format(

@@ -103,7 +103,8 @@ def schedule_of(fields: Fields) -> ConfiguredSchedule:
     curve = fields.choice("lr_scheduler.decay_type", ("linear", "sqrt", "cosine"), "linear")
     horizon = fields.count("horizon_steps", Count("lr_scheduler.total_steps"))  # :175
     lowest = fields.number("min_factor", ("lr_scheduler.min_lr_factor", "lr_scheduler.lr_min"), 0.0) or 0.0  # :200
-    decay = _decay_of(horizon or 0, warmup, fields.number("", "lr_scheduler.decay_ratio"))  # :183
+    ratio = fields.number("", "lr_scheduler.decay_ratio")  # :183
+    decay = _decay_of(horizon or 0, warmup, ratio)
     beyond = "none" if not decay else "rises" if curve == "cosine" else "falls"
     below_zero = 1 / (1 - lowest) ** (2 if curve == "sqrt" else 1) - 1 if 0 <= lowest < 1 else 0.0
     return ConfiguredSchedule(
@@ -113,6 +114,7 @@ def schedule_of(fields: Fields) -> ConfiguredSchedule:
         beyond=beyond,
         falls_below_zero=math.floor(below_zero * decay) + 2,
         cuts_warmup=True,
+        decay_part=ratio,
     )
 
 

@@ -211,7 +211,7 @@ def composed(plan: Plan) -> None:
         model=model,
         train_dataloader=plan.loader(),
         eval_dataloader=Plan().loader(),
-        eval_interval=f"{plan.interval}ba",
+        eval_interval=f"{plan.interval - 1}ep",
         optimizers=optimizer,
         schedulers=scheduler,
         step_schedulers_every_batch=True,

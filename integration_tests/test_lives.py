@@ -292,7 +292,7 @@ def test_a_process_that_takes_the_place_of_another_one_meets_the_others(run_rank
 
 def test_fits_leave_nothing_that_adds_up(run_ranks):
     """No thread, descriptor, hook or key of the store is left by a fit that the one before it has not left too."""
-    for result in run_ranks(fits_one_after_the_other, 2, 40):
+    for result in run_ranks(fits_one_after_the_other, 2, 12):
         held = {look.held for look in result.value[3:]}
         assert len(held) == 1, result.value
         assert held.pop().threads == 1

@@ -8,7 +8,7 @@ from integration_tests import weight_jobs
 from integration_tests.composer_jobs import needs_composer
 from integration_tests.harness import RankResult
 from integration_tests.jobs import verdict_lines
-from integration_tests.weight_jobs import Accumulation, Training
+from integration_tests.weight_jobs import Training
 
 
 def found_in(results: list[RankResult]) -> list[dict[str, str]]:
@@ -68,34 +68,6 @@ ON_FOUR = {
         differs("ranks 0 and 2 hold different weights", "3.weight"),
     ),
 }
-
-
-def not_averaged(step: int) -> dict[str, str]:
-    why = "the last backward pass before it ran under no_sync()"
-    return {"WeightsDiffer": f"optimizer step {step} used gradients that were not averaged: {why}."}
-
-
-ACCUMULATED = {
-    "all but the last are inside": (Accumulation(), {}),
-    "all but the first are inside": (Accumulation("first"), not_averaged(1)),
-    "the step at an epoch's end has none outside": (Accumulation("fourth"), not_averaged(5)),
-    "weights are averaged instead": (Accumulation("", averages=True), {}),
-    "on purpose": (Accumulation("first", uncounted=True), {}),
-    "Accelerate, all but the last": (Accumulation(framework="accelerate"), {}),
-    "Accelerate, all but the first": (Accumulation("first", framework="accelerate"), not_averaged(1)),
-}
-
-
-def test_a_step_by_gradients_that_are_not_averaged_is_named(run_ranks):
-    """Without `weights_every`; a loop in which all is well comes to the same bits as without countoff."""
-    bare = [replace(job, counted=False) for job, _ in ACCUMULATED.values() if job.framework == "torch"]
-    jobs = [*(job for job, _ in ACCUMULATED.values()), *bare]
-    results = run_ranks(weight_jobs.accumulate_each, 2, jobs, deadline_seconds=120)
-    found = found_in(results)
-    assert dict(zip(ACCUMULATED, found, strict=False)) == {name: due for name, (_, due) in ACCUMULATED.items()}
-    for result in results:
-        for one, two in zip(result.value, result.value[len(ACCUMULATED) :], strict=False):
-            assert one["weights"] == two["weights"], jobs
 
 
 def test_a_weight_that_is_changed_on_one_rank_is_named(run_ranks):

@@ -560,12 +560,6 @@ def data() -> Iterator[Situation]:
             lambda _, digests=digests: weights.judge_weights(20, dict(enumerate(digests)), ["layers.3.weight"]),
             adapters=able("WeightsDiffer"),
         )
-    yield Situation(
-        "WeightsDiffer",
-        "no_sync() is around the last micro-batch of a step",
-        lambda _: weights.judge_gradients(1),
-        adapters=_COUNT_MICRO_BATCHES,
-    )
 
 
 def models() -> Iterator[Situation]:

@@ -141,7 +141,7 @@ CANNOT: dict[str, dict[str, str]] = {
 _STOP = {"uneven_train": "stop", "uneven_eval": "stop"}
 _OWN_LOOPS = "torch", "accelerate"
 """Loops that a person writes: it is up to them who evaluates, and known only then with what."""
-_TRAINERS = "lightning", "transformers", "composer"
+_TRAINERS = "lightning", "transformers"
 """Their intervals are values of the plan."""
 _CUT: Mapping[str, tuple[str, Ending]] = {"composer": ("Truncated", "warning")}
 

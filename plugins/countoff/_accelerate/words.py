@@ -81,7 +81,7 @@ WORDS = Words(
     only={
         **EVEN,
         "DuplicateData": "loaders that are not sharded",
-        "WeightsDiffer": "weights with `weights_every=`",
+        "WeightsDiffer": "with `weights_every=`",
         "ShortRun": "with `epochs=`",
         "WrongHorizon": "prepared schedulers",
     },

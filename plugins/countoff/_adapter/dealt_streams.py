@@ -212,7 +212,7 @@ def _declared(facts: StreamFacts, dataset: Any, sampler: Any) -> StreamFacts:
         return facts._replace(shares=int(split.world_size), said_by=_SPLIT)
     if isinstance(sampler, DistributedSampler) and attribute_of(sampler.dataset, "_sampler") is ABSENT:
         return facts._replace(shares=sampler.num_replicas, said_by=_SAMPLER)
-    if (shares := _streaming_shares(dataset)) > 1:
+    if (shares := streaming_shares(dataset)) > 1:
         return facts._replace(shares=shares, said_by=STREAMING)
     if _splits_by_node(dataset):
         return facts._replace(shares=torch.distributed.get_world_size(), said_by=_WEBDATASET)
@@ -329,7 +329,7 @@ def _pipeline(dataset: Any) -> list[Any]:
     return list(dataset.pipeline) if web is not None and isinstance(dataset, web.DataPipeline) else []
 
 
-def _streaming_shares(dataset: Any) -> int:
+def streaming_shares(dataset: Any) -> int:
     """The shares into which a StreamingDataset deals itself out; 0 for anything else, as one that reads in its way."""
     base = getattr(sys.modules.get("streaming.base.dataset"), STREAMING, None)
     kind = type(dataset)

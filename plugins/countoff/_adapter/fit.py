@@ -387,8 +387,6 @@ class Fit:
 
     def _whole(self, plan: FitPlan, loader: Any) -> FitPlan:
         """Returns a plan with what is known of the data, and without what is not compared."""
-        if self.settings.uneven_eval not in ("raise", "warn"):
-            plan = replace(plan, evaluation_limits=None)
         if self.settings.uneven_eval == "off":
             plan = replace(plan, evaluation_intervals=None)
         if not self._compares_data:

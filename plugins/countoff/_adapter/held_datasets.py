@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
+from countoff._adapter.dealt_streams import streaming_shares
 from countoff._adapter.sampling import accelerate_classes, samplers_of
 from countoff._adapter.torch_facts import of_library
 from countoff.core.data.plain import ABSENT, attribute_of, in_class, items_of
@@ -54,14 +55,16 @@ def sampler_arguments(loader: Any, *, dp_rank: int, dp_degree: int) -> dict[str,
     with contextlib.suppress(Exception):  # as above
         if not isinstance(loader, DataLoader) or dp_degree == 1:
             return None
-        streaming = sys.modules.get("streaming")
-        if streaming is not None and isinstance(loader.dataset, streaming.StreamingDataset):
-            return _attributes(loader.dataset, "shuffle", "shuffle_seed", "shuffle_algo")
-        if dealt(loader, dp_rank, dp_degree) is None:
+        if streaming_shares(loader.dataset) == dp_degree:
+            told = _attributes(loader.dataset, "shuffle", "shuffle_seed", "shuffle_algo")
+        elif dealt(loader, dp_rank, dp_degree) is not None:
+            exact = (each for each in samplers_of(loader) if type(each) is DistributedSampler)
+            if (sampler := next(exact, None)) is None:
+                return None
+            told = _attributes(sampler, "shuffle", "seed")
+        else:
             return None
-        exact = (each for each in samplers_of(loader) if type(each) is DistributedSampler)
-        if (sampler := next(exact, None)) is not None:
-            return _attributes(sampler, "shuffle", "seed", "drop_last")
+        return told if told.get("shuffle") is True else {"shuffle": told["shuffle"]}
     return None
 
 

@@ -71,7 +71,6 @@ def plan_of(state: Any, train: LoaderReport | None, evaluations: Mapping[str, Lo
         evaluations=zlib.crc32(repr(proven).encode()),
         dp_rank=own.dp_rank,
         dp_degree=own.dp_degree,
-        evaluation_limits={f"subset_num_batches ({each.label})": each.subset_num_batches for each in state.evaluators},
     )
     if train is None:
         return plan
@@ -92,10 +91,12 @@ def plan_of(state: Any, train: LoaderReport | None, evaluations: Mapping[str, Lo
 
 
 def _intervals(state: Any) -> Iterator[tuple[str, str]]:
-    """Yields when Composer evaluates, by evaluator, where it knows that by a time."""
+    """Yields when Composer evaluates, by evaluator and unit, where it knows that by a time of the run's own unit."""
     for each in state.evaluators:
-        for time in times_of(made_with(each.eval_interval).get("time_interval")):
-            yield f"eval_interval ({each.label})", time
+        interval = made_with(each.eval_interval).get("time_interval")
+        run = state.max_duration
+        if interval is not None and run is not None and interval.unit == run.unit and interval.value <= run.value:
+            yield f"eval_interval ({each.label})", next(times_of(interval))
 
 
 def why_equal_lengths(state: Any) -> str | None:

@@ -57,7 +57,7 @@ WORDS = Words(
         "StreamsDiffer": "map-style datasets",
         "PeersDiffer": "with a mesh",
         "ResumeMismatch": "with `countoff.state_dict()` in the checkpoint",
-        "WeightsDiffer": "with `model=`; weights with `weights_every=`",
+        "WeightsDiffer": "with `weights_every=` and `model=`",
         "ShortRun": "with `epochs=`",
         "WrongHorizon": "with `scheduler=` and `epochs=` or `max_steps=`",
     },

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from countoff._adapter.averaged_gradients import watch_averaging
 from countoff._adapter.even_loaders import saves_state
 from countoff._adapter.fit import NO_LOADERS, Fit, OwnRank
 from countoff._adapter.leaving import LeftFit
@@ -120,7 +119,6 @@ class LightningFit:
         fit.warn(self._with_remedy(fit.wrong_length()), fit.schedules.begin(trainer.global_step))
         self._trains = True
         self._hooks.callback(count_sharded_passes(fit))
-        self._hooks.callback(watch_averaging(fit))
         self._run, self._position = run_of(trainer), begun_batches(trainer)
         self._hooks.callback(self.epochs.keep_batches())
         if record is not None:

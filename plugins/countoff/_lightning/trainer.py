@@ -46,27 +46,29 @@ def plan_of(trainer: Any, facts: LoaderFacts, proven: int | None, own: OwnRank) 
         position=[trainer.current_epoch, batches, trainer.global_step],
         limits={"limit_train_batches": trainer.limit_train_batches},
         evaluation_intervals=_intervals(trainer),
-        evaluation_limits={"limit_val_batches": trainer.limit_val_batches},
     )
 
 
-def _intervals(trainer: Any) -> dict[str, Any]:
-    """Returns when the Trainer evaluates, by the names of its arguments; nothing where it does not."""
-    if not trainer.enable_validation:
+def _intervals(trainer: Any) -> dict[str, int]:
+    """Returns the batches and the epochs between two evaluations, where they are given so and the fit gets there."""
+    if not trainer.enable_validation or not _gets_to(trainer, trainer.val_check_batch):
         return {}
-    interval = trainer.val_check_interval
-    return {
-        "val_check_interval": interval if isinstance(interval, (int, float)) else str(interval),
-        "check_val_every_n_epoch": trainer.check_val_every_n_epoch,
-    }
+    given = {each: getattr(trainer, each) for each in ("val_check_interval", "check_val_every_n_epoch")}
+    return {name: value for name, value in given.items() if type(value) is int}
+
+
+def _gets_to(trainer: Any, batch: float) -> bool:
+    """Returns whether a fit has so many batches before its limits of steps and epochs."""
+    every, epochs = trainer.check_val_every_n_epoch, trainer.max_epochs
+    batches = math.inf if trainer.max_steps == -1 else trainer.max_steps * trainer.accumulate_grad_batches
+    return batches >= batch and not (every and epochs not in (None, -1) and epochs < every)
 
 
 def _fraction_of_length(trainer: Any) -> int | None:
     """Returns the batches before the first evaluation, given as a fraction of an epoch, if the fit gets that far."""
-    interval, every, epochs = trainer.val_check_interval, trainer.check_val_every_n_epoch, trainer.max_epochs
-    batches = math.inf if trainer.max_steps == -1 else trainer.max_steps * trainer.accumulate_grad_batches
+    interval = trainer.val_check_interval
     evaluates = trainer.enable_validation and isinstance(interval, float) and interval < 1.0
-    if not evaluates or batches < trainer.val_check_batch or (every and epochs not in (None, -1) and epochs < every):
+    if not evaluates or not _gets_to(trainer, trainer.val_check_batch):
         return None
     return _finite(trainer.val_check_batch)
 

@@ -91,7 +91,7 @@ WORDS = Words(
         "DoubleSharded": "map-style datasets",
         "StreamsDiffer": "map-style datasets",
         "SplitLeak": "map-style datasets",
-        "WeightsDiffer": "weights with `weights_every=`",
+        "WeightsDiffer": "with `weights_every=`",
         "ShortRun": "automatic optimization",
         "WrongHorizon": "automatic optimization",
     },

@@ -42,7 +42,7 @@ WORDS = Words(
         "SplitLeak": "behind a DistributedSampler",
         "PeersDiffer": "with `mesh=`",
         "ResumeMismatch": "with `countoff.state_dict()`",
-        "WeightsDiffer": "with `model=`; weights with `weights_every=`",
+        "WeightsDiffer": "with `weights_every=` and `model=`",
         "ShortRun": "with `epochs=`",
         "WrongHorizon": "with `scheduler=` and `epochs=` or `max_steps=`",
     },

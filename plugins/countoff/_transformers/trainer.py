@@ -115,14 +115,13 @@ def plan_of(facts: LoaderFacts, args: Any, state: Any, settings: Settings) -> Fi
         max_steps=state.max_steps,  # its own, which it computes from the loader's length where there is no limit
         position=[int(state.epoch or 0), state.global_step],
         evaluation_intervals=_intervals(args, state),
-        evaluation_limits={"per_device_eval_batch_size": args.per_device_eval_batch_size},
     )
 
 
 def _intervals(args: Any, state: Any) -> dict[str, Any]:
-    """Returns when the Trainer evaluates, by the names of its arguments."""
-    strategy = str(args.eval_strategy.value)
-    return {"eval_strategy": strategy, **({"eval_steps": state.eval_steps} if strategy == "steps" else {})}
+    """Returns the steps between two evaluations, where the Trainer evaluates by steps and gets so far."""
+    by_steps = args.eval_strategy == "steps"
+    return {"eval_steps": state.eval_steps} if by_steps and state.eval_steps <= state.max_steps else {}
 
 
 def named_evaluation(found: Mapping[str, float], metrics: Mapping[str, float]) -> dict[str, float]:

@@ -74,7 +74,7 @@ WORDS = Words(
         **EVEN,
         "DuplicateData": "loaders that are not sharded",
         "SplitLeak": "the first evaluation",
-        "WeightsDiffer": "weights with `weights_every=`",
+        "WeightsDiffer": "with `weights_every=`",
     },
     cannot={
         "RankMapError": _ONLY_DATA_RANKS,

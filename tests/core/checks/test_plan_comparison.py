@@ -66,7 +66,7 @@ def test_a_plan_mismatch_names_the_one_rank_that_differs() -> None:
 def test_a_plan_mismatch_is_about_its_field(field: str) -> None:
     """Each field has a cause, and a remedy that speaks of it; that for what follows from lengths is the adapter's."""
     values: list[Any] = [8, 4]
-    if field in ("limits", "evaluation_intervals"):
+    if field == "evaluation_intervals":
         values = [{"limit": each} for each in values]
     found = judge_plans({rank: {field: value} for rank, value in enumerate(values)})
     assert found is not None
@@ -131,13 +131,13 @@ def test_all_differences_are_named_at_once_and_the_cause_comes_first() -> None:
         batches_per_epoch=(8, 16),
         max_steps=(24, 48),
         gradient_accumulation_steps=(1, 2),
-        evaluation_limits=({"limit_val_batches": 2}, {"limit_val_batches": 3}),
+        evaluation_intervals=({"val_check_interval": 2}, {"val_check_interval": 3}),
     )
     assert found.sentence == "before the first batch, the sampler's seed is 0 on rank 0, 1 on rank 1."
     assert found.why.startswith(
         "From this follows: batches_per_epoch is 8 on rank 0, 16 on rank 1; max_steps is 24 on rank 0, 48 on rank 1. "
-        "Besides, batch_size is 8 on rank 0, 4 on rank 1; gradient_accumulation_steps is 1 on rank 0, 2 on rank 1; "
-        "limit_val_batches is 2 on rank 0, 3 on rank 1: that must be the same on every rank, too. "
+        "Besides, batch_size is 8 on rank 0, 4 on rank 1; val_check_interval is 2 on rank 0, 3 on rank 1; "
+        "gradient_accumulation_steps is 1 on rank 0, 2 on rank 1: that must be the same on every rank, too. "
     )
     assert effect(found, {}) == "raise"
 
@@ -158,13 +158,20 @@ def test_schedules_that_differ_are_named_behind_the_cause(field: str, values: tu
     [warned] = joined([plan, rates], {"LearningRateMismatch": "warn"})
     assert warned.harmful == plan.harmful
     assert joined([rates], {}) == [rates]
+    assert joined([plan, rates], {"PlanMismatch": "warn"}) == [plan, rates]
 
 
-@pytest.mark.parametrize("field", ["sampler", "evaluation_limits"])
-def test_what_may_be_meant_is_a_warning(field: str) -> None:
-    found = found_in(**{field: ({"of": 1}, {"of": 2, "more": 3})})
+def test_another_sampler_is_a_warning() -> None:
+    found = found_in(sampler=({"seed": 1}, {"seed": 2, "shuffle": True}))
     assert effect(found, {"PlanMismatch": "raise"}) == "warn"
-    assert (found.subject, remedy_for(found, {}) != "") == (field, True)
+    assert (found.subject, remedy_for(found, {}) != "") == ("sampler", True)
+
+
+def test_limits_are_told_only_where_lengths_differ() -> None:
+    """They may come to the same length, and where ranks are made even, no length is compared."""
+    limits = {"limit_train_batches": 0.5}, {"limit_train_batches": 1.0}
+    assert compared(*(FitPlan(limits=each, batches_per_epoch=20) for each in limits))[1] == []
+    assert found_in(limits=limits, batches_per_epoch=(20, 40)).subject == "limits"
 
 
 def test_ranks_that_compare_weights_after_different_steps_do_not_begin() -> None:
@@ -187,12 +194,12 @@ def test_agreed_fields_are_those_with_one_value_on_all_ranks() -> None:
 
 def test_what_has_no_room_in_the_record_is_not_told() -> None:
     """Ranks may have different room: what one does not tell is compared with nothing."""
-    plan = FitPlan(batch_size=8, sampler={"seed": 1}, evaluation_limits={"limit_val_batches": 2})
+    plan = FitPlan(batch_size=8, sampler={"seed": 1}, evaluation_intervals={"val_check_interval": 2})
     told = [PlanCheck(0).report(FitStart(plan, {}), room)["plan"] for room in (10, 90, 900)]
     assert [list(each) for each in told] == [
         ["batch_size", "runs_to_end"],
         ["batch_size", "runs_to_end", "sampler"],
-        ["batch_size", "runs_to_end", "sampler", "evaluation_limits"],
+        ["batch_size", "runs_to_end", "sampler", "evaluation_intervals"],
     ]
 
 

@@ -37,7 +37,6 @@ __all__ = [
 PROOF_FIELDS = (
     "dp_degree",
     "batch_size",
-    "limits",
     "evaluation_intervals",
     "gradient_accumulation_steps",
     "max_epochs",
@@ -54,9 +53,9 @@ OWN_LENGTH = "own_batches_per_epoch"
 LENGTHS = ("batches_per_epoch", "proven_batches_per_epoch")
 DATASET, MODEL, GRADIENTS = "dataset_rows", "model", "gradients"
 """Subjects of a `PlanMismatch` that warns."""
-_MAY_BE_MEANT = (DATASET, "sampler", "evaluation_limits")
+_MAY_BE_MEANT = (DATASET, "sampler")
 """Those of them that a plan has."""
-_ORDER = (DATASET, "dp_degree", "sampler", *PROOF_FIELDS[1:], "evaluation_limits")
+_ORDER = (DATASET, "dp_degree", "sampler", "batch_size", "limits", *PROOF_FIELDS[2:])
 """Fields that are compared, each behind those from which it may follow."""
 _OF_LENGTHS = (*LENGTHS, "batches_between_evaluations", "max_steps")
 _EFFECTS = {
@@ -72,7 +71,7 @@ _MAY_FOLLOW = ("UnevenBatches", "StepMismatch", "LearningRateMismatch")
 _BEFORE = "before the first batch, "
 _NAMED = {
     "sampler": "the sampler's {} is",
-    **dict.fromkeys(("limits", "evaluation_intervals", "evaluation_limits"), "{} is"),
+    **dict.fromkeys(("limits", "evaluation_intervals"), "{} is"),
 }
 """Fields that have values by name, with the words for one of these."""
 
@@ -129,11 +128,6 @@ PLAN_MISMATCH = VerdictKind(
         ),
         "limits": Cause(_ENDS, "give every rank the same limit."),
         "evaluation_intervals": Cause(_OTHER_INTERVALS, "give every rank the same interval."),
-        "evaluation_limits": Cause(
-            "The ranks would evaluate on different numbers of batches. Where an evaluation synchronises batch by "
-            "batch, one rank would wait for another for ever; a metric that ranks reduce counts some more than others.",
-            "give every rank the same limits of an evaluation.",
-        ),
         "sampler": Cause(
             "A sampler gives each rank its share of one common order. With different orders, some samples are read by "
             "several ranks and others by none.",
@@ -235,6 +229,8 @@ def judge_plans(plans: Mapping[int, Mapping[str, Any]]) -> Verdict | None:
     True
     """
     differences = list(_differences(plans))
+    if not any(each.subject in _OF_LENGTHS for each in differences):  # limits may come to the same length
+        differences = [each for each in differences if each.subject != "limits"]
     if not differences:
         return _judge_limit(plans)
     subjects = [each.subject for each in differences]
@@ -262,7 +258,7 @@ def joined(found: Sequence[Verdict], levels: Mapping[str, Level]) -> list[Verdic
     """
     plan = next((each for each in found if each.kind == PLAN_MISMATCH.name and each.subject in _ORDER), None)
     rates = next((each for each in found if each.kind == "LearningRateMismatch"), None)
-    if plan is None or rates is None:
+    if plan is None or rates is None or levels.get(plan.kind, "raise") != "raise":
         return list(found)
     rest, level = [each for each in found if each is not rates], levels.get(rates.kind, "raise")
     if level == "off":

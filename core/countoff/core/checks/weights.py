@@ -25,14 +25,11 @@ from countoff.core.words import clip, count_of, names_of, ranks_by
 if TYPE_CHECKING:
     from countoff.core.state import State
 
-__all__ = ["GRADIENTS", "PendingHashes", "Replicas", "Weights", "digests_of", "judge_gradients", "judge_weights"]
+__all__ = ["PendingHashes", "Replicas", "Weights", "digests_of", "judge_weights"]
 
-GRADIENTS = "gradients"
-"""The subject where a step has used gradients that were not averaged, so that the weights must differ from there on."""
 WEIGHTS_DIFFER = VerdictKind(
     "WeightsDiffer",
-    "ranks that must hold the same weights hold different ones; checked with `weights_every`, and where a step uses "
-    "gradients that are not averaged",
+    "ranks that must hold the same weights hold different ones; checked with `weights_every`",
     causes={
         "": Cause(
             "These ranks must hold the same bits. They may have differed before: they are compared every "
@@ -42,15 +39,7 @@ WEIGHTS_DIFFER = VerdictKind(
             "step or a backward() that is left out. Then load, on all ranks, a checkpoint that was written before "
             "that.\n"
             "where ranks train apart on purpose: weights_every=0.",
-        ),
-        GRADIENTS: Cause(
-            "Each rank has stepped by a gradient of its own data, and nothing has averaged the weights since. So the "
-            "ranks' weights differ from there on, and gradients of different weights are averaged.",
-            "leave only those micro-batches inside no_sync() that another one follows before the step: the last "
-            "forward and backward pass before each optimizer.step() is outside of it, also at the end of an epoch. "
-            "Then load, on all ranks, a checkpoint that was written before that step.\n"
-            "where it is meant: levels={'WeightsDiffer': 'off'}.",
-        ),
+        )
     },
 )
 _DIGITS, _MOST_DIGESTS = 3, 300
@@ -249,23 +238,6 @@ def digests_of(record: Mapping[str, Any], length: int) -> tuple[str, ...]:
 
 def _digest(hashes: Sequence[int]) -> Any:
     return hashlib.blake2b(b"".join(value.to_bytes(8, "little", signed=True) for value in hashes), digest_size=8)
-
-
-def judge_gradients(step: int) -> Verdict:
-    """Returns the warning about an optimizer step by gradients that were not averaged.
-
-    Args:
-        step: The number of the step in this fit, from 1.
-
-    Example:
-        >>> print(judge_gradients(1).sentence)
-        optimizer step 1 used gradients that were not averaged: the last backward pass before it ran under no_sync().
-    """
-    sentence = (
-        f"optimizer step {step} used gradients that were not averaged: the last backward pass before it ran under "
-        "no_sync()."
-    )
-    return WEIGHTS_DIFFER.found(sentence, subject=GRADIENTS)
 
 
 def judge_weights(steps: int, answers: Mapping[int, Sequence[str]], parameters: Sequence[str]) -> Verdict:

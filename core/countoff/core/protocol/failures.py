@@ -71,10 +71,11 @@ def alike(failures: Mapping[int, Failure], first: int | None = None) -> list[lis
     >>> alike({0: Failure("KeyError: 'a'"), 1: Failure("ValueError"), 2: Failure("KeyError: 'b'")}, first=1)
     [[1], [0, 2]]
     """
-    groups: dict[tuple[str, str], list[int]] = {}
+    groups: dict[tuple[str, str, int], list[int]] = {}
     for rank in sorted(failures, key=lambda each: (each != first, failures[each].time, each)):
         failure = failures[rank]
-        groups.setdefault((_OWN.sub("…", failure.words), failure.place), []).append(rank)
+        kind = _OWN.sub("…", failure.words), failure.place, len(_OWN.findall(failure.words))
+        groups.setdefault(kind, []).append(rank)
     return [sorted(ranks) for ranks in groups.values()]
 
 
@@ -101,5 +102,5 @@ def _common(texts: Sequence[str]) -> str:
     first, *others = texts
     if all(each == first for each in others):
         return first
-    quote = first[0] if first[0] in "'\"" else ""
+    quote = first[0] if first[0] in "'\"" and all(each[0] == first[0] for each in others) else ""
     return f"{os.path.commonprefix(texts)}…{quote}" if quote else "…"  # noqa: RUF071  (they are texts, no paths)

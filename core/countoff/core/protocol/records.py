@@ -67,9 +67,8 @@ class FitPlan:
         dataset_rows: Rows of the train dataset, where a sampler deals it out to all ranks. A difference is a warning.
         sampler: What that sampler, or a dataset that deals itself out, was made with, by the names of its arguments.
             Likewise.
-        limits: Limits of a train epoch of the framework's trainer, by its own names.
-        evaluation_intervals: When it evaluates, likewise.
-        evaluation_limits: Its limits of an evaluation, likewise. A difference is a warning.
+        limits: Limits of a train epoch of the framework's trainer, by its own names: what the lengths may follow from.
+        evaluation_intervals: After how many batches or epochs it evaluates, likewise.
     """
 
     batches_per_epoch: int | None = None
@@ -91,7 +90,6 @@ class FitPlan:
     sampler: Mapping[str, Any] | None = None
     limits: Mapping[str, Any] | None = None
     evaluation_intervals: Mapping[str, Any] | None = None
-    evaluation_limits: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The plan as JSON types."""

@@ -20,7 +20,6 @@ from countoff.core.liveness.processes import Process
 from countoff.core.part import Part
 from countoff.core.state import State
 from countoff.core.store.channel import Channel, ChannelError, knock
-from countoff.core.store.kept import keeps
 from countoff.core.store.rendezvous import (
     choose_place,
     default_store,
@@ -67,7 +66,7 @@ class Member:
         self.state = state
         self._part = part
         number = 0
-        with contextlib.suppress(RuntimeError):  # the group was destroyed, which `_meet` says
+        with contextlib.suppress(Exception):  # as where the group was destroyed, which `_meet` says
             number = next_number(self._store())
         self.number = number
         self.speaker = speaker = Speaker(state, number)
@@ -219,8 +218,7 @@ class Member:
             if store is None:
                 raise RuntimeError("torch.distributed is not initialised")
             if state.leads:  # its choice is that of all ranks
-                new = 0 if keeps(store) else state.ranks[-1] + 1
-                place = standing_place(state.rank, store) or choose_place(store, new)
+                place = standing_place(state.rank, store) or choose_place(store, state.ranks[-1] + 1)
                 publish(store, self.number, place)
             else:
                 deadline = time.monotonic() + state.settings.deadline_seconds

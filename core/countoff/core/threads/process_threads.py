@@ -23,7 +23,6 @@ from countoff.core.liveness.heartbeats import seconds_between
 from countoff.core.liveness.lifelines import Lifelines, Loss
 from countoff.core.liveness.processes import Deaths
 from countoff.core.settings import Settings
-from countoff.core.store import kept
 from countoff.core.store.channel import Channel
 from countoff.core.store.rendezvous import Place, prefix_of
 from countoff.core.threads.join import join
@@ -85,7 +84,7 @@ class ProcessThreads:
         self._link = link
         self._members: dict[int, Member] = {}
         self._lock = threading.Lock()
-        self._over = self._lost = False
+        self._over = False
         self.closing = threading.Event()
         self._woken = threading.Event()  # the listener, out of a pause
         self._ready = TimedQueue[Speaker | None]()
@@ -135,7 +134,6 @@ class ProcessThreads:
         """
         with self._lock:
             self._members.pop(member.number, None)
-            self._lost |= member.state.end is not None  # another fit after a verdict is one from nothing
             last = not self._members
             self._over |= last
         if last:
@@ -154,9 +152,6 @@ class ProcessThreads:
         join(self._watchdog)
         self.lifelines.close()  # the others know by now whether this rank takes part in a fit
         self._parts.clear()
-        for thread, channel in ((self.listener, self._listening), (self.speaker, self.speaking)):
-            if channel is not None and not self._lost and not thread.is_alive():
-                kept.keep(self.store, channel)
         for channel in (self._listening, self.speaking):
             if channel is not None:
                 channel.release()
@@ -182,8 +177,7 @@ class ProcessThreads:
 
     def _connect(self) -> Channel:
         place = self.place
-        channel = kept.take(self.store, place)
-        channel = channel or Channel(place.host, place.port, place.prefix, self.closing.is_set)
+        channel = Channel(place.host, place.port, place.prefix, self.closing.is_set)
         channel.keep_alive(self._settings.lost_seconds)
         channel.be_patient(self._settings.stall_seconds)
         return channel
@@ -191,7 +185,7 @@ class ProcessThreads:
     def _lose(self, error: Exception) -> None:
         """Ends the threads' work after the store was lost; each guard decides what that means for it."""
         with self._lock:
-            self._over = self._lost = True
+            self._over = True
         for member in self._all():
             member.lose(error)
 
@@ -434,7 +428,9 @@ def connect(member: Member, place: Place, store: Any) -> ProcessThreads:
         threads = _running.get(key)
         if threads is None or not threads.add(member):
             links = _links.setdefault(store, {})
-            before = [each for each in links if each[:2] == key[:2] and each != key]  # no rank meets there any more
+            open_ones = [each for each, threads in _running.items() if threads.open]
+            # At any other place of this store, no rank meets any more.
+            before = [each for each in links if each[:2] == key[:2] and each not in (key, *open_ones)]
             places_before = [(prefix_of(each[2]), links.pop(each)) for each in before]
             # The process goes on where it was in the log, if all of its guards were closed for a while.
             beat = seconds_between(len(state.ranks), state.settings)

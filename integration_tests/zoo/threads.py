@@ -3,6 +3,7 @@
 import asyncio
 import queue
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -31,6 +32,37 @@ def queue_filled_by_a_thread(options):
             thread.start()
             while (batch := batches.get()) is not None:
                 train_on(model, optimizer, batch)
+            thread.join()
+    return model
+
+
+def _fill_until(stop, source, batches):
+    for batch in source:
+        time.sleep(0.02 * own_rank())  # so that less is ahead on rank 1
+        while not stop.is_set():
+            try:
+                batches.put(batch, timeout=0.1)
+                break
+            except queue.Full:
+                pass
+        if stop.is_set():
+            return
+
+
+@healthy()
+def epoch_that_a_limit_ends_before_its_thread(options):
+    """A thread reads the loader into a queue, and the loop leaves after so many batches, which are fewer than read."""
+    model, loader = ddp(), sharded(1120)
+    optimizer = sgd(model)
+    with Countoff(optimizer=optimizer, **options) as countoff:
+        for _ in epochs_of(loader):
+            batches, stop = queue.Queue(maxsize=4), threading.Event()
+            thread = threading.Thread(target=_fill_until, args=(stop, countoff.train(loader), batches))
+            thread.start()
+            for _ in range(12):
+                train_on(model, optimizer, batches.get())
+                time.sleep(0.01)
+            stop.set()
             thread.join()
     return model
 

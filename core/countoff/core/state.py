@@ -228,6 +228,7 @@ class State:
             micro,
             rates if known else (),
             steps_known=known,
+            at_known=reason != "stopped" or self.evidence.steps_by_batch,
         )
 
     def reach(self, mark: Mark, opens: SpanCounters | None = None) -> int:

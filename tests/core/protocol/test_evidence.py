@@ -4,7 +4,7 @@ from countoff.core import Settings
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.evidence import Evidence
 from countoff.core.protocol.records import Mark
-from countoff.core.protocol.rule import compare_marks
+from countoff.core.protocol.rule import beyond_mark, compare_marks
 from countoff.core.state import State
 
 HOME, OTHER = 1, 2
@@ -82,3 +82,19 @@ def test_marks_whose_steps_are_not_known_compare_only_batches() -> None:
     fewer = compare_marks(known, Mark("train_end", "train epoch 0", at=3, rank=1, steps_known=False))
     assert fewer is not None
     assert fewer.kind == "UnevenBatches"
+
+
+def test_a_pass_that_is_stopped_while_a_thread_takes_batches_ahead_proves_no_count() -> None:
+    """The loop has trained on as many batches on both ranks; one thread was further ahead."""
+    state = State(0, 2, Settings(), {})
+    state.evidence.takes(-1)
+    span = SpanCounters("train epoch 0", started=25)
+    state.reach(Mark("train_start", "train epoch 0"), span)
+    own = state.mark("train_end", "train epoch 0", "stopped", span)
+    assert not own.at_known
+    other = Mark("train_end", "train epoch 0", at=21, reason="stopped", rank=1, at_known=False)
+    assert Mark.from_json(other.to_json()) == other
+    assert compare_marks(other, own) is None
+    assert compare_marks(Mark("train_end", "train epoch 0", at=25, reason="exhausted"), other) is None
+    assert beyond_mark(other, 0, span) is None
+    assert state.mark("train_end", "train epoch 0", "exhausted", span).at_known

@@ -326,9 +326,9 @@ def test_steps_of_another_thread_never_get_a_verdict(job: Job, seed: int) -> Non
     assert_silent(play(job, seed))
 
 
-@pytest.mark.parametrize("change", [other_length, breaks, misses_a_step], ids=["length", "break", "missed step"])
+@pytest.mark.parametrize("change", [other_length, misses_a_step], ids=["length", "missed step"])
 def test_ranks_that_differ_are_found_where_a_thread_reads_the_loader(change: Change) -> None:
-    """Steps at the latest at the end of the fit."""
+    """Steps at the latest at the end of the fit. Where a pass was stopped, its thread may have been ahead."""
 
     @examples(15)
     @given(faults(change), seeds, seeds)

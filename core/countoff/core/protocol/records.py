@@ -189,6 +189,8 @@ class Mark:
         micro: The micro-batches of the steps before it. Evaluations end without: their counts need the space.
         steps_known: Whether the steps can be compared here; see `Evidence.knows_steps`.
         rates: The first eight learning rates in force, in a train epoch; empty elsewhere, and where they are not known.
+        at_known: Whether `at` tells how far training has come: not where a pass was stopped whose batches another
+            thread takes ahead of the training.
     """
 
     kind: MarkKind
@@ -203,6 +205,7 @@ class Mark:
     micro: MicroCounts = NO_MICRO_COUNTS
     rates: tuple[float, ...] = ()
     steps_known: bool = True
+    at_known: bool = True
 
     @property
     def in_words(self) -> str:
@@ -223,10 +226,10 @@ class Mark:
 
     def to_json(self) -> dict[str, Any]:
         """The mark as JSON types; `from_json` is its inverse."""
-        rare = ("micro", "rates", "steps_known")
+        rare = ("micro", "rates", "steps_known", "at_known")
         values = {name: value for name, value in vars(self).items() if name not in rare}
         told: dict[str, Any] = {"rates": list(self.rates)} if self.rates else {}
-        told |= {} if self.steps_known else {"steps_known": False}
+        told |= {name: False for name in ("steps_known", "at_known") if not getattr(self, name)}
         return {**values, "counts": list(self.counts), **told, **self.micro.to_json()}
 
     @classmethod
@@ -249,6 +252,7 @@ class Mark:
             micro=MicroCounts.from_json(record),
             rates=parse_rates(record),
             steps_known=record.get("steps_known", True) is not False,
+            at_known=record.get("at_known", True) is not False,
         )
 
 

@@ -51,7 +51,7 @@ def beyond_mark(mark: Mark, mark_index: int, counters: SpanCounters) -> Divergen
         mark_index: Its index, the next one for this rank.
         counters: This rank's innermost compared span.
     """
-    if mark.reason == "interrupted":
+    if mark.reason == "interrupted" or not mark.at_known:
         return None
     exhausted = mark.reason == "exhausted"
     count = counters.fetched if exhausted else max(counters.started, counters.requested)
@@ -107,7 +107,7 @@ def compare_marks(standing: Mark, own: Mark, mark_index: int = -1) -> Divergence
         return Divergence("UnevenBatches", standing, own.at, own, mark_index=mark_index)
     if standing.kind == "train_start" and standing.at != own.at:
         return Divergence("PlanMismatch", standing, own.at, own, mark_index=mark_index)
-    if standing.at != own.at or standing.counts != own.counts:
+    if (standing.at != own.at and standing.at_known and own.at_known) or standing.counts != own.counts:
         evaluation = own.kind == "eval_end" and "exited" not in (standing.reason, own.reason)
         return Divergence("UnevenBatches", standing, own.at, own, evaluation, mark_index)
     if not (standing.steps_known and own.steps_known):

@@ -51,7 +51,8 @@ def plan_of(trainer: Any, facts: LoaderFacts, proven: int | None, own: OwnRank) 
 
 def _intervals(trainer: Any) -> dict[str, int]:
     """Returns the batches and the epochs between two evaluations, where they are given so and the fit gets there."""
-    if not trainer.enable_validation or not _gets_to(trainer, trainer.val_check_batch):
+    batch = trainer.val_check_batch  # None where it evaluates by the clock
+    if not trainer.enable_validation or batch is None or not _gets_to(trainer, batch):
         return {}
     given = {each: getattr(trainer, each) for each in ("val_check_interval", "check_val_every_n_epoch")}
     return {name: value for name, value in given.items() if type(value) is int}

@@ -36,7 +36,7 @@ ON_TWO = {
         differs(BOTH, "3.bias", steps=3),
     ),
     "in the last batch": (
-        Training(changed="3.bias", at=20, options={"weights_every": 20}),
+        Training(changed="3.bias", at=weight_jobs.AT_THE_END, options={"weights_every": 20}),
         differs(BOTH, "3.bias", steps=20),
     ),
     "an optimizer that shares its work out": (Training("zero", options={"weights_every": 1}), {}),

@@ -44,10 +44,7 @@ class OwnLoop(ABC):
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._set_up(self._new_loop())
-
-    def _set_up(self, loop: CountedLoop) -> None:
-        self._loop = loop
+        self._loop = self._new_loop()
         self._record: Mapping[str, Any] | None = None
         self._planned: Callable[[], list[Any]] = weakly(())  # the loader whose length the fit's plan has
         self._planned_length: int | None = None
@@ -272,8 +269,8 @@ class OwnLoop(ABC):
 def _copy_of(kind: type[OwnLoop]) -> OwnLoop:
     """Returns a copy of a `Countoff`, which is off: what holds it may be an average of a model, or in a worker."""
     copied, settings = kind.__new__(kind), Settings(enabled=False)
-    copied._settings = settings
-    copied._set_up(CountedLoop(Fit(settings, Words("", "{}", {}), OwnRank(0, 1, 0, 1)), own=True))
+    loop = CountedLoop(Fit(settings, Words("", "{}", {}), OwnRank(0, 1, 0, 1)), own=True)
+    vars(copied).update(_settings=settings, _loop=loop)
     return copied
 
 

@@ -388,7 +388,11 @@ class Count:
                 if self._span is not None:
                     self._span.failed = True
                 raise
-            self._stop()  # here, so that a verdict that it raises does not tell of the loader's end
+            try:
+                self._end()  # here, so that a verdict that it raises does not tell of the loader's end
+            except DivergenceError:
+                self._passes.diverged()
+                raise
             raise StopIteration(*values)
 
     def _begin(self) -> None:
@@ -420,14 +424,6 @@ class Count:
         self._thread = thread
         if self._span is not None and self._span.epoch is not None:
             self._guard.evidence.takes(thread)
-
-    def _stop(self) -> None:
-        """The loader's own iterator has ended."""
-        try:
-            self._end()
-        except DivergenceError:
-            self._passes.diverged()
-            raise
 
     def _end(self) -> None:
         self._over = True

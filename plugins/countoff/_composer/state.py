@@ -91,7 +91,7 @@ def plan_of(state: Any, train: LoaderReport | None, evaluations: Mapping[str, Lo
 
 
 def _intervals(state: Any) -> Iterator[tuple[str, str]]:
-    """Yields when Composer evaluates, by evaluator and unit, where it knows that by a time of the run's own unit."""
+    """Yields each evaluator's interval that is in the unit of the run's length, and not longer than the run."""
     for each in state.evaluators:
         interval = made_with(each.eval_interval).get("time_interval")
         run = state.max_duration

@@ -269,6 +269,7 @@ class Watch:
         one = self._ranks[rank]
         self._run_until(lambda: name in one.told or not one.alive, time.monotonic() + timeout)
         if name not in one.told:
+            self._print_stacks(self._alive())
             raise RanksFailed(f"rank {rank} has not told {name!r} within {timeout:g} s", self.results())
 
     def wait_for_end(self, rank: int, timeout: float = 30.0) -> int:
@@ -276,6 +277,7 @@ class Watch:
         one = self._ranks[rank]
         self._run_until(lambda: not one.alive, time.monotonic() + timeout)
         if one.alive:
+            self._print_stacks(self._alive())
             raise RanksFailed(f"rank {rank} has not ended within {timeout:g} s", self.results())
         return one.process.exitcode or 0
 

@@ -262,5 +262,5 @@ def test_a_rank_that_has_proved_something_does_not_go_on() -> None:
 def test_a_rank_goes_on_only_for_a_moment() -> None:
     state = state_of()
     state.adopt(Verdict("LostRank", "rank 1 raised ValueError.", (1,), begun=4))
-    state.known_at -= FAIL_SECONDS
+    state.known_since -= FAIL_SECONDS
     assert not state.may_fail_alike()

@@ -108,6 +108,7 @@ class State:
         finished: Whether the fit's end was passed here or read in the log; from then on the store may go away.
         printing: Whether some thread has begun to print the verdict.
         known_at: When `end` became known here, in seconds since the epoch.
+        known_since: The same, by `time.monotonic()`.
         notices: Warnings of all ranks, which ended nothing.
         host_left_at: When the first rank, which may host the store, has said goodbye, by `time.monotonic()`.
         left: The first rank known to have closed its guard before its fit had ended; None if there is none.
@@ -152,6 +153,7 @@ class State:
     finished: bool = False
     printing: bool = False
     known_at: float = 0.0
+    known_since: float = 0.0
     host_left_at: float = 0.0
     notices: list[Verdict] = field(default_factory=list[Verdict])
     left: int | None = None
@@ -613,7 +615,7 @@ class State:
                 if own is not None and (own.kind, own.time) == ("Stalled", verdict.time) and verdict.kind == own.kind:
                     verdict = replace(verdict, why=own.why)  # all ranks' stacks, more than an entry of the log can hold
                 self.end = verdict
-                self.known_at = time.time()
+                self.known_at, self.known_since = time.time(), time.monotonic()
                 self.alarm = 0
                 self.ended.set()
                 self.changed.notify_all()
@@ -680,7 +682,7 @@ class State:
         end = self.end
         if end is None or end.begun is None or self.proposed is not None or self.printed.is_set():
             return False
-        return self.begun + coming <= end.begun and time.time() - self.known_at < FAIL_SECONDS
+        return self.begun + coming <= end.begun and time.monotonic() - self.known_since < FAIL_SECONDS
 
     def progress(self) -> tuple[int, int, int]:
         """A value that changes whenever this rank makes progress; the watchdog compares it."""

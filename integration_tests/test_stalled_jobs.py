@@ -1,6 +1,7 @@
 """With the level `raise`, a stall ends the job, whatever its ranks wait in, and leaves the verdict for a scheduler."""
 
 import json
+import re
 import time
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from countoff.core import DivergenceError
 from countoff.core.ending.shutdown import EXIT_CODE
 from countoff.torch import Countoff
 from integration_tests.constants import put
-from integration_tests.jobs import own_rank
+from integration_tests.jobs import Classifier, Job, own_rank, quiet
 from integration_tests.loops import even_loader, model_and_optimizer
 
 
@@ -100,15 +101,41 @@ def evaluate_on(alone: int, module: str) -> None:
     dist.barrier()
 
 
-def test_a_rank_that_evaluates_a_ddp_alone_is_told_to_call_its_module(run_ranks):
-    def end(watch):
-        patience = time.monotonic() + 40
-        while "countoff explain Stalled" not in watch.results()[0].output and time.monotonic() < patience:
-            watch.let_run(0.1)
-        for rank in (0, 1):
-            watch.kill(rank)
+class LogsMoreOnRank0(Classifier):
+    """Logs a key on rank 0 that the other ranks do not log, and has both reduced at the end of the epoch."""
 
-    stalled = run_ranks(evaluate_on, 2, 1, "", expect=None, while_running=end, deadline_seconds=60)
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        for key in ("val", "more")[: 2 - min(self.global_rank, 1)]:
+            self.log(key, 1.0, sync_dist=True)
+
+
+def log_other_keys() -> None:
+    quiet()
+    job = Job(even=32, options={"stall_seconds": 2})
+    loader = job.train_loader()
+    job.make_trainer().fit(LogsMoreOnRank0(), loader, loader)
+
+
+def end_when_reported(watch):
+    patience = time.monotonic() + 40
+    while "countoff explain Stalled" not in watch.results()[0].output and time.monotonic() < patience:
+        watch.let_run(0.1)
+    for rank in (0, 1):
+        watch.kill(rank)
+
+
+def test_ranks_that_log_other_keys_are_shown_where_they_are_in_lightning(run_ranks):
+    """The only line of the user's own is the call of `fit`, on both ranks."""
+    stalled, _ = run_ranks(log_other_keys, 2, expect=None, while_running=end_when_reported, deadline_seconds=60)
+    places = re.search(r"why: rank 0 is at (.*); rank 1 is at (.*)\.", stalled.output)
+    assert places is not None, stalled
+    assert re.search(r" in log_other_keys.*, in lightning at .* < result\.py:\d+ in compute", places[1])
+    assert re.search(r" in log_other_keys.*, in lightning at training_epoch_loop\.py:\d+ in ", places[2])
+    assert "do:  compare the lines above" in stalled.output
+
+
+def test_a_rank_that_evaluates_a_ddp_alone_is_told_to_call_its_module(run_ranks):
+    stalled = run_ranks(evaluate_on, 2, 1, "", expect=None, while_running=end_when_reported, deadline_seconds=60)
     assert "let a rank that evaluates alone call model.module" in stalled[0].output, stalled
     for result in run_ranks(evaluate_on, 2, 1, "module", deadline_seconds=60):
         assert "countoff: " not in result.output, result

@@ -377,6 +377,14 @@ def stalls() -> Iterator[Situation]:
         1: record(1, 4, "in a collective", "train.py:52 in validate", 9) | {"last": {"0": "broadcast of [1]"}},
     }
     yield Situation("Stalled", "a rank has left its loop", lambda _: judge_stall(elsewhere, 180))
+    sync = "distributed.py:213 in _sync_ddp < ddp.py:367 in reduce < result.py:248 in compute"
+    fetch = "training_epoch_loop.py:265 in _broadcast_sigterm_tensor < fit_loop.py:469 in advance"
+    in_fit = {
+        rank: record(rank, 5, "in a collective", "train.py:18 in main", 9) | {"inside": f"lightning at {place}"}
+        for rank, place in enumerate((sync, fetch))
+    }
+    title = "ranks are in different collectives of the framework"
+    yield Situation("Stalled", title, lambda _: judge_stall(in_fit, 180), adapters=("lightning",))
     alone = {
         0: record(0, 5, "in a collective", "train.py:52 in validate", 9) | {"buffers": True},
         1: record(1, 5, "in a collective", "train.py:40 in main", 9),

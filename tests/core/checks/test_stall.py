@@ -103,6 +103,49 @@ def test_ranks_in_different_collectives_are_told_to_compare_them(lines: tuple[in
     assert judge_stall(records, 180.0).remedy.startswith("compare the lines above") is (lines[0] != lines[1])
 
 
+IN_LIGHTNING = (
+    "rank 0 is at train.py:9 in main, in lightning at result.py:0 in call; rank 1 is at train.py:9 in main, in "
+    "lightning at result.py:1 in call."
+)
+
+
+@pytest.mark.parametrize(
+    ("functions", "why"),
+    [
+        (("main", "main"), IN_LIGHTNING),
+        (("main", "own"), "rank 0 is at train.py:9 in main; rank 1 is at train.py:9 in own."),
+        ((), "rank 0 is in lightning at result.py:0 in call; rank 1 is in lightning at result.py:1 in call."),
+    ],
+    ids=["all in one line", "lines that differ", "no line"],
+)
+def test_ranks_in_one_line_are_shown_where_they_are_in_the_framework(functions: tuple[str, ...], why: str) -> None:
+    """That line says nothing then."""
+    found = judge_stall(records_in_lightning(functions, {"collectives": {}}), 180.0)
+    assert found.why == why
+    assert found.remedy.startswith("compare the lines above")
+
+
+@pytest.mark.parametrize(("last", "compare"), [("barrier", False), ("", True)], ids=["known", "not known"])
+def test_ranks_in_the_same_collective_are_not_told_that_they_are_in_others(last: str, compare: bool) -> None:
+    """With NCCL, a rank waits where it next reads a value, and rank 0 may read one that others do not."""
+    record = {"collectives": {"0": 5}, "last": {"0": last}}
+    found = judge_stall(records_in_lightning(("main", "main"), record), 180.0)
+    assert found.why == IN_LIGHTNING
+    assert found.remedy.startswith("compare the lines above") is compare
+
+
+def records_in_lightning(functions: Sequence[str], record: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    """What two ranks report that wait at different lines of Lightning, each called by its own function."""
+    return {
+        rank: {**row(rank, None, 0, ""), **record, "state": "in a collective"}
+        | {
+            "frames": [f"train.py:9 in {functions[rank]}"] if functions else [],
+            "inside": f"lightning at result.py:{rank} in call",
+        }
+        for rank in range(2)
+    }
+
+
 @pytest.mark.parametrize("alone", [(0,), (1,), (), (0, 1)])
 def test_a_rank_that_broadcasts_buffers_alone_is_told_to_call_the_module(alone: tuple[int, ...]) -> None:
     """Where all ranks do, or none does, that says nothing."""
@@ -307,7 +350,8 @@ def test_a_stall_elsewhere_is_not_due_to_an_evaluation(
 
 
 def test_a_record_of_long_names_fits_into_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = Place("code", ("long/path.py:123 in a_function" * 9,) * 3)
+    long = ("long/path.py:123 in a_function" * 9,) * 3
+    place = Place("code", long, inside=long, framework="pytorch_lightning")
     monkeypatch.setattr(module.stacks, "thread", lambda _: place)
     monkeypatch.setattr(
         module.collectives, "issued", lambda: {f"{n}" + "n" * 40: (10**9, "_all_gather" * 9) for n in range(9)}

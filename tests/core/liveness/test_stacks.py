@@ -1,5 +1,6 @@
 """Where the main thread is, sampled from its real frames."""
 
+import contextlib
 import os
 import re
 import subprocess
@@ -108,6 +109,25 @@ def test_frames_are_the_three_innermost_of_user_code() -> None:
     for path in ("torch/nn/linear.py", "me/model.py", "lightning/pytorch/fit_loop.py", "me/train.py", "me/main.py"):
         call = partial(compiled(f"/home/{path}"), call)
     assert call().frames[1:] == ("model.py:2 in inside", "train.py:2 in inside")
+
+
+def test_a_place_tells_where_it_is_in_the_framework_that_the_users_line_has_called(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of each of its files the innermost frame. Torch's frames are none, nor those outside of the user's line."""
+    installed = "/lightning/.venv/lib/site-packages"
+    files = [f"{installed}/torch/distributed/distributed_c10d.py", contextlib.__file__]
+    files += [f"{installed}/lightning/{name}.py" for name in ("ddp", "result", "result", "loop", "trainer")]
+    files += ["/home/me/train.py", f"{installed}/lightning/launcher.py"]
+    lines = [f'  File "{file}", line {line} in call\n' for line, file in enumerate(files)]
+    stack = "".join(["Stack (most recent call first):\n", *lines])
+    monkeypatch.setattr(stacks, "write_main", lambda file, *_: os.write(file, stack.encode()))
+    place = stacks.main_thread()
+    assert place.frames == ("train.py:7 in call",)
+    assert (place.framework, place.inside) == (
+        "lightning",
+        ("ddp.py:2 in call", "result.py:3 in call", "loop.py:5 in call"),
+    )
 
 
 @pytest.fixture(params=["the main thread alone", "all threads"])

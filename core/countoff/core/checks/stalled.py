@@ -83,20 +83,37 @@ def judge_stall(records: Records, seconds: float) -> Verdict:
         ranks, doing = passes
     sentence = f"no rank has made progress for {seconds:g} s; {doing}"
     order = sorted(records, key=lambda rank: (rank not in ranks, rank))
-    lines = {rank: " < ".join(record["frames"]) for rank, record in records.items() if record["frames"]}
+    lines = _lines(records)
     places = ranks_by({place: lines[rank] for place, rank in enumerate(order) if rank in lines})
     places = [
         (line, sorted(order[place] for place in there)) for line, there in sorted(places, key=lambda group: group[1])
     ]
-    shown = "; ".join(f"{_are(there)} at {line}" for line, there in places[:_PLACES])
+    shown = "; ".join(f"{_are(there)} {line}" for line, there in places[:_PLACES])
     why = shown or "no rank is in a line of the user's own"
     rows = tuple(records[rank] for rank in order)
     remedy = SAME_MICRO_BATCHES if extra is not None else SAME_FORWARD_PASSES if passes is not None else ""
-    if not remedy and waiting and (ahead or len(places) > 1):
+    if not remedy and waiting and (ahead or (len(places) > 1 and not _in_the_same(records))):
         alone = sum(record.get("buffers") is True for record in records.values())
         remedy = _EVALUATES_ALONE if 0 < alone < len(records) else _EPOCH_AHEAD if ahead else _OTHER_LINES
     more = {"remedy": remedy, "rows": rows}
     return STALLED.found(f"{sentence}.", ranks, why=f"{why}.{begun}{_behind(records)}", **more)
+
+
+def _lines(records: Records) -> dict[int, str]:
+    """The place of each rank that is known: its own lines, and where in a framework it is if all have the same lines.
+
+    Those say nothing then: they have called the framework, as `trainer.fit`, and the ranks may be anywhere in it.
+
+    >>> fit = {"frames": ["train.py:9 in main"]}
+    >>> _lines({0: fit | {"inside": "lightning at ddp.py:7 in reduce"}, 1: fit})
+    {0: 'at train.py:9 in main, in lightning at ddp.py:7 in reduce', 1: 'at train.py:9 in main'}
+    """
+    own = {rank: " < ".join(record["frames"]) for rank, record in records.items()}
+    found = {rank: [f"at {line}"] if line else [] for rank, line in own.items()}
+    if len(set(own.values())) == 1:
+        for rank, record in records.items():
+            found[rank] += [f"in {record['inside']}"] if "inside" in record else []
+    return {rank: ", ".join(parts) for rank, parts in found.items() if parts}
 
 
 def judge_before_fit(records: Records, seconds: float) -> Verdict | None:
@@ -246,6 +263,13 @@ def _issued_alike(records: Records) -> bool:
     """Whether all ranks have issued as many collectives in each process group that is known of them."""
     issued = [record["collectives"] for record in records.values()]
     return bool(issued[0]) and all(each == issued[0] for each in issued)
+
+
+def _in_the_same(records: Records) -> bool:
+    """Whether all ranks are known to wait in the same collective, wherever in the program that shows."""
+    last = [record.get("last", {}) for record in records.values()]
+    known = bool(last[0]) and all(last[0].values())
+    return _issued_alike(records) and known and all(each == last[0] for each in last)
 
 
 def _behind(records: Records) -> str:

@@ -74,6 +74,9 @@ class Place:
         call: The function of torch.distributed that the thread is in, as its caller writes it:
             ``torch.distributed.barrier``; or the pass of the model. Empty where it is in none that waits for other
             ranks itself.
+        inside: Where the innermost of `frames` has called a framework around torch: the innermost frames of that, one
+            of each file, in the form of `frames`.
+        framework: The package of the first of these; empty where there is none.
     """
 
     state: str
@@ -81,6 +84,8 @@ class Place:
     stack: tuple[str, ...] = ()
     token: str = ""
     call: str = ""
+    inside: tuple[str, ...] = ()
+    framework: str = ""
 
 
 class _Frame(NamedTuple):
@@ -113,7 +118,8 @@ def thread(ident: int) -> Place:
     frames = list(itertools.dropwhile(lambda frame: frame.file == _OWN_FILE, _frames_of(text)))
     own = (frame for frame in frames if is_users_file(frame.file))
     shown = tuple(map(_shown, itertools.islice(own, _SHOWN_FRAMES)))
-    return Place(_state_of(frames), shown, _stack_of(frames), text, _call_of(frames))
+    framework, inside = _inside_of(frames)
+    return Place(_state_of(frames), shown, _stack_of(frames), text, _call_of(frames), inside, framework)
 
 
 def broadcasts_buffers(place: Place) -> bool:
@@ -162,6 +168,26 @@ def _call_of(frames: list[_Frame]) -> str:
     *_, outermost = itertools.takewhile(lambda frame: frame.file == frames[0].file, frames)
     module = frames[0].file.rpartition("/torch/")[2].removesuffix(".py").replace("/", ".")
     return f"torch.{module.removesuffix('.distributed_c10d')}.{outermost.function}"
+
+
+def _inside_of(frames: list[_Frame]) -> tuple[str, tuple[str, ...]]:
+    """The framework that the user's innermost line has called, and its innermost frames, as a `Place` has them.
+
+    Of the frames of one file only the innermost is taken: the next file says more than where that one was entered.
+
+    >>> lightning, own = "/lib/site-packages/lightning/pytorch/", _Frame("/home/me/train.py", "7", "main")
+    >>> sync, reduce = _Frame(lightning + "ddp.py", "9", "sync"), _Frame(lightning + "ddp.py", "5", "reduce")
+    >>> _inside_of([sync, reduce, _Frame(lightning + "result.py", "3", "compute"), own])
+    ('lightning', ('ddp.py:9 in sync', 'result.py:3 in compute'))
+    >>> _inside_of([own, sync])
+    ('', ())
+    """
+    innermost: dict[str, _Frame] = {}
+    for frame in itertools.takewhile(lambda frame: not is_users_file(frame.file), frames):
+        if packages.framework_of(frame.file):
+            innermost.setdefault(frame.file, frame)
+    shown = list(innermost.values())[:_SHOWN_FRAMES]
+    return packages.framework_of(shown[0].file) if shown else "", tuple(map(_shown, shown))
 
 
 def _stack_of(frames: list[_Frame]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from countoff.core.levels import effect
 from countoff.core.liveness import collectives, hosts, stacks
 from countoff.core.liveness.heartbeats import takes_part
 from countoff.core.protocol.actions import PrintWarning
-from countoff.core.protocol.records import Records
+from countoff.core.protocol.records import RECORD_BYTES, Records, record_text
 from countoff.core.state import State
 from countoff.core.store.channel import Channel
 from countoff.core.threads.speaker import Speaker
@@ -19,6 +19,8 @@ from countoff.core.words import clip
 
 _GROUPS = 3
 """Process groups of which a rank reports its collectives; its record has a limit."""
+_INSIDE_BYTES = 200
+"""What the frames of a framework may take of that, where the rest leaves so much."""
 
 
 class Stall:
@@ -84,6 +86,9 @@ class Stall:
             record["micro"] = work
         if (passes := state.micro_batches.pass_work()) is not None:
             record["passes"] = passes
+        if place.inside:
+            left = RECORD_BYTES - len(record_text({**record, "inside": ""}))
+            record["inside"] = clip(f"{place.framework} at {' < '.join(place.inside)}", min(_INSIDE_BYTES, left))
         self._speaker.hand(lambda channel: channel.report("stall", state.rank, record))
         if state.leads:
             self._speaker.hand(self._gather)

@@ -21,7 +21,7 @@ from integration_tests.horizon_jobs import (
     prepared,
     trained,
 )
-from integration_tests.jobs import own_rank, quiet
+from integration_tests.jobs import Classifier, Job, own_rank, quiet
 from integration_tests.loops import counted, even_loader, model_and_optimizer, train_on
 
 
@@ -129,6 +129,30 @@ def best_of_rank_0(watched: bool) -> torch.nn.Module:
     return model
 
 
+class ByAMetric(Classifier):
+    """Its rate falls after an epoch in which a metric has not: that of rank 1 never does, and the mean always does."""
+
+    def __init__(self, sync_dist: bool) -> None:
+        super().__init__()
+        self._reduces = sync_dist
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.log("metric", 1.0 if own_rank() else 1.0 / (1 + self.current_epoch), sync_dist=self._reduces)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "metric"}}
+
+
+def fit_by_a_metric(watched: bool, *, sync_dist: bool) -> torch.nn.Module:
+    """A fit with Lightning's Trainer whose rate goes by a metric: of each rank, or of all."""
+    job, model = Job(even=64, trainer={"max_epochs": 4}, options={} if watched else None), ByAMetric(sync_dist)
+    loader = job.train_loader()
+    job.make_trainer().fit(model, loader, loader)
+    return model
+
+
 COMPOSER: Mapping[str, Train] = {
     "another length, per batch": lambda watched: composed(
         watched, lambda optimizer: one_cycle(60)(optimizer), per_batch=True
@@ -155,6 +179,8 @@ TABLE: Mapping[str, Train] = {
     "the Trainer, healthy": lambda watched: trained(one_cycle(60, 0), watched),
     "Lightning": lambda watched: fit(one_cycle(60), watched),
     "Lightning, healthy": lambda watched: fit(one_cycle(60, 0), watched),
+    "Lightning, by its own metric": lambda watched: fit_by_a_metric(watched, sync_dist=False),
+    "Lightning, by a metric of all": lambda watched: fit_by_a_metric(watched, sync_dist=True),
 }
 
 

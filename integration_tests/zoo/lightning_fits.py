@@ -2,12 +2,18 @@
 
 import copy
 import pickle
+import tempfile
 import time
 from typing import Any, cast
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationScheduler, StochasticWeightAveraging
+from lightning.pytorch.callbacks import (
+    EarlyStopping,
+    GradientAccumulationScheduler,
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+)
 from lightning.pytorch.utilities import CombinedLoader
 
 from countoff.lightning import Countoff
@@ -222,6 +228,33 @@ def at_least_some_steps(options):
 def early_stopping_of_lightning(options):
     """Training stops early, by the validation loss of all ranks."""
     return _fit(options, EarlyStopping("val", patience=1, min_delta=9.0), max_epochs=6)
+
+
+@healthy()
+def each_rank_monitors_its_own_metric(options):
+    """Checkpoints are written, and training stops early, by a metric of each rank's own: the ranks decide together."""
+
+    class Own(Module):
+        def validation_step(self, batch, batch_idx, dataloader_idx=0):
+            self.log("own", float((self.current_epoch + 1 + own_rank()) % 3))
+
+    with tempfile.TemporaryDirectory() as directory:
+        callbacks = EarlyStopping("own", patience=2), ModelCheckpoint(directory, monitor="own", save_top_k=2)
+        steps, epoch, _ = _fit(options, *callbacks, module=Own(), enable_checkpointing=True, max_epochs=6)
+    return steps, epoch
+
+
+@healthy()
+def keys_of_one_rank_that_nobody_reduces(options):
+    """Rank 0 logs a key, and reduces it in no collective, that the other rank does not log."""
+
+    class Own(Module):
+        def validation_step(self, batch, batch_idx, dataloader_idx=0):
+            super().validation_step(batch, batch_idx)
+            if own_rank() == 0:
+                self.log("own", 1.0, rank_zero_only=True, sync_dist=True)
+
+    return _fit(options, module=Own())
 
 
 @healthy()

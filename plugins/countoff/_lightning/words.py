@@ -45,6 +45,11 @@ WORDS = Words(
                 f"loader, or to 1.0, to evaluate at the end of each epoch. {_FRACTION}."
             ),
         },
+        "LearningRateMismatch": (
+            "make the scheduler with the same length on every rank, and let Lightning step it on every rank.\n"
+            "where it goes by a metric, as ReduceLROnPlateau: reduce the metric over all ranks with "
+            "self.log(…, sync_dist=True)."
+        ),
         "RankMapError": "let Lightning add the DistributedSampler.\ngive your own the data_parallel size and rank.",
         "ResumeMismatch": {
             POSITION: (

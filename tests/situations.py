@@ -19,7 +19,7 @@ import pytest
 from countoff._torchtitan.config import wrong_horizons
 from countoff.core import LoaderFacts, Settings, Verdict, software
 from countoff.core.checks import data as identity
-from countoff.core.checks import judge, late, resume, short, splits, versions, weights
+from countoff.core.checks import judge, late, once, resume, short, splits, versions, weights
 from countoff.core.checks.check import FitStart
 from countoff.core.checks.even import EvenCheck, judge_lengths, repeated, truncated
 from countoff.core.checks.horizon import Horizon, RunLength, run_out, wrong_horizon
@@ -557,6 +557,13 @@ def data() -> Iterator[Situation]:
         lambda _: identity.same_order("train epoch 1", 0),
         adapters=able("SameOrder"),
     )
+    read = once.Reading(rows=64, samples=32, difference=0, seen=0xFFFFFFFF, twice=0, repeated=0, dropped=0)
+    other = read._replace(seen=read.seen << 16, difference=5, dp_rank=1)
+    for title, verdict in {
+        "set_epoch is called on one rank alone": once.judge_once(EPOCH, {0: read, 1: other}, dp_degree=2),
+        "each epoch skips what was trained on": once.judge_skipped("train epoch 2", 10),
+    }.items():
+        yield Situation("NotReadOnce", title, lambda _, verdict=verdict: verdict, adapters=able("NotReadOnce"))
     held = {
         "a weight is changed on one of four ranks": [("5e", "a1")] * 2 + [("5e", "b0"), ("5e", "a1")],
         "a weight is changed on one of two ranks": [("5e", "a1"), ("5e", "b0")],
@@ -693,6 +700,7 @@ def resumes() -> Iterator[Situation]:
         "there are more ranks": resume.judge_position(record, FitPlan(batch_size=8, dp_degree=4), 1, 3, exact),
         "the steps are not restored": resume.judge_steps(record, resume.Restored(steps=0)),
         "the sampler's epoch is not set": resume.judge_order(record, (0, 2, 96, 0)),
+        "the epoch goes on in another order": resume.judge_issued(record, 3),
         "the schedule begins again": resume.judge_rates(record, begun_again),
         "another learning rate": resume.judge_rates(record, changed),
         "the record is torn": resume.unreadable(KeyError("epoch")),

@@ -85,6 +85,8 @@ class Countoff(Options, Callback):
         guard = fit.guard
         guard.batch()
         if guard.data.fingerprints_due:
+            if guard.once.reads is None:
+                fit.fit.epoch_reads(spun=True)
             fingerprint_batch(guard.data, state.batch, state.train_dataloader)
         if not guard.train_batches % constants.TICK_BATCHES and (done := fit.progress()) is not None:
             logger.log_metrics({"countoff/epoch_progress": done})

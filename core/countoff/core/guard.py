@@ -25,6 +25,7 @@ from countoff.core.checks import Checks
 from countoff.core.checks.check import Check, FitStart, Listener
 from countoff.core.checks.data import DataIdentity
 from countoff.core.checks.learning_rates import SchedulePlan
+from countoff.core.checks.once import Once
 from countoff.core.checks.resume import Resumes, ScheduleState
 from countoff.core.ending import shutdown, sigterm, verdict_file
 from countoff.core.levels import effect
@@ -116,6 +117,7 @@ class Guard:
         member: What talks to the other ranks, for this guard; None before `fit_start`, and where there is no other
             rank.
         data: Compares what the ranks read. Give it the train batches while `guard.data.fingerprints_due` is not 0.
+        once: Compares which samples the ranks have read in a train epoch, where an adapter tells.
         resumes: Makes the record for a checkpoint, and takes the one of the checkpoint from which a fit resumes.
     """
 
@@ -156,6 +158,7 @@ class Guard:
         self._watch_steps = [each for each in checks if type(each).stepped is not Listener.stepped]
         self._compare_ticks = [each for each in checks if type(each).tick is not Check.tick]
         self.data: DataIdentity = checks.data
+        self.once: Once = checks.once
         self.resumes: Resumes = checks.resumes
         if world_size == 1:
             self.state.outbox.tell(self._print_alone)

@@ -81,6 +81,7 @@ WORDS = Words(
     only={
         **EVEN,
         "DuplicateData": "loaders that are not sharded",
+        "NotReadOnce": "map-style datasets",
         "WeightsDiffer": "with `weights_every=`",
         "ShortRun": "with `epochs=`",
         "WrongHorizon": "prepared schedulers",

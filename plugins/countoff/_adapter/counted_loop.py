@@ -63,6 +63,7 @@ class CountedLoop:
         self.passes = Passes(fit.guard, epoch=epoch, exhausted=self._learn_length, diverged=self._give_back_if_diverged)
         self.passes.began = self._epoch_begins
         self.passes.abandoned = fit.epoch_left
+        self.passes.reads = fit.epoch_reads
         self.evaluations: EvaluationTotals | None = None
         self.own_length: int | None = None
         self.length_now: Callable[[], int | None] = _unknown
@@ -134,6 +135,8 @@ class CountedLoop:
         _active.append(self)
         self.until_end(lambda: _active.remove(self))
         self.until_end(fit.schedules.forget)
+        self.until_end(fit.reads.release)
+        fit.expects(loaders.get(None))
         self.until_end(self._forget_loader)
         self.until_end(count_sharded_passes(fit))
         self.until_end(on_optimizer_step(self.step, self._steps_of).remove)

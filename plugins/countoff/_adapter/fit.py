@@ -9,6 +9,7 @@ from typing import Any
 
 from countoff._adapter.held_datasets import dealt_rows, sampler_arguments
 from countoff._adapter.held_parameters import holders
+from countoff._adapter.reads import Reads
 from countoff._adapter.schedule_watch import Schedule, ScheduleWatch, run_length
 from countoff._adapter.split_sample import split_sample
 from countoff._adapter.torch_facts import learning_rates, schedule_positions
@@ -21,6 +22,7 @@ from countoff.core.checks.learning_rates import SchedulePlan
 from countoff.core.checks.model import SharedModel
 from countoff.core.checks.short import EpochEnd, ShortEpochs, judge_run
 from countoff.core.checks.splits import SplitSample
+from countoff.core.data.plain import ABSENT, attribute_of
 from countoff.core.part import Part
 from countoff.core.totals import Totals
 
@@ -93,6 +95,7 @@ class Fit:
         steps_before: As above.
         guard: The guard.
         schedules: The learning-rate schedules that are compared with the run.
+        reads: Records which samples the train loader reads.
         trains_apart: Whether ranks train apart on purpose now, so that their weights are not compared.
         short: The train epochs that have ended too early, of this guard.
         left: Whether the loop has left a train epoch of this guard before its loader has ended.
@@ -118,6 +121,7 @@ class Fit:
         self.steps_before = steps_before
         self.schedules = ScheduleWatch((), lambda _: RunLength())
         self.trains_apart = False
+        self.reads = Reads(own.dp_rank, own.dp_degree)
         self._told: dict[str, float] = {}
         self._words = words
         self._optimizers = optimizers
@@ -188,6 +192,7 @@ class Fit:
         """
         planned = self.schedules.plans(self.steps_before) if schedules is None else schedules
         self.guard.trace_totals(self._totals_known, self._steps_left)
+        self.reads.soon = lambda job: self.guard.soon(job)
         self.guard.fit_start(
             self._whole(plan, loaders.get(None)),
             versions,
@@ -199,6 +204,25 @@ class Fit:
             stage=self.own.stage,
         )
         self._take_common_length(None)
+
+    def expects(self, loader: Any) -> None:
+        """Records which samples a train loader reads, from its next pass on; to be called before it is iterated.
+
+        Args:
+            loader: The loader, or one of Accelerate's that has prepared it.
+        """
+        if self.settings.enabled and self.settings.compare_data:
+            own = attribute_of(loader, "base_dataloader")
+            self.reads.expect(loader if own is ABSENT else own)
+
+    def epoch_reads(self, iterator: Any = None, *, spun: bool = False) -> None:
+        """Compares what the train epoch reads whose first batch has come.
+
+        Args:
+            iterator: The loader's own iterator; None where only the framework has it.
+            spun: As for `Reads.begin`.
+        """
+        self.reads.begin(self.guard, None if self.totals is None else self.totals.plan, iterator, spun=spun)
 
     def renew(self, steps_before: int) -> None:
         """Gives the fit another guard, which has not begun, where the run goes on at another position.

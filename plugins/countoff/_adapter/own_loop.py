@@ -222,12 +222,17 @@ class OwnLoop(ABC):
         if self._begun_before:
             before, self._loop = self._loop, self._new_loop()
             self._loop.compare(before.passes.comparing)
+            self._loop.fit.reads = before.fit.reads  # the pass has been begun with it
         loop, record = self._loop, self._record
         facts = self._tell_of(loop, loader)
         self._planned = weakly(() if loader is None else (loader,))
         self._planned_length = facts.reported_batches
         self._begin_fit(loop, loader, facts, record=record, compare=not self._begun_before)
         self._record, self._begun_before = None, True
+
+    def expects(self, loader: Any) -> None:
+        """Takes note that a pass over a train loader is about to begin: its workers read ahead at once."""
+        self._loop.fit.expects(self._source(loader))
 
     def compare(self, comparing: bool) -> None:
         """Says whether what begins from here on is compared with other ranks; also before a fit has begun."""
@@ -290,6 +295,8 @@ class Pass(Generic[Batch]):
 
     def __iter__(self) -> Pass[Batch]:
         if self._batches is None:
+            if self._asked[0] is None:
+                self._owner.expects(self._loader)
             self._batches = iter(self._loader)
         return self
 

@@ -81,6 +81,7 @@ class Passes:
             exception has ended the loop; None where it may be a break.
         evaluated: Called after a pass of an evaluation with its name, its loader, and the batches that this rank has
             read; None instead of those if that was not the whole loader.
+        reads: Called with the loader's own iterator at the first batch of each train epoch that is compared.
         unsettled: Whether a pass was dropped that is not closed yet.
     """
 
@@ -94,6 +95,7 @@ class Passes:
         self.abandoned: Callable[[], None] | None = None
         self.left: Callable[[], None] | None = None
         self.evaluated: Callable[[str, Any, int | None], None] | None = None
+        self.reads: Callable[[Any], None] | None = None
         self.diverged = diverged
         self.unsettled = False
         self._exhausted = exhausted
@@ -416,6 +418,8 @@ class Count:
 
     def _take_fingerprint(self, batch: Any) -> None:
         data = self._guard.data
+        if self._passes.reads is not None and self._guard.once.reads is None:
+            self._passes.reads(self._own)
         fingerprint_batch(data, batch, self._loader)
         self._fingerprints_due = bool(data.fingerprints_due)
 

@@ -87,6 +87,7 @@ class ComposerFit:
         self._undo.callback(on_optimizer_step(lambda optimizer: self._step()).remove)
         exit_hooks = ExitHooks(self.guard.failed, lambda: self.close(exception_at_close()))
         self._undo.callback(exit_hooks.cancel)
+        self._undo.callback(self.fit.reads.release)
         if self.train is not None:
             self._observe_train(state)
             if not state.auto_microbatching:  # else a rank that runs out of memory may have run a pass less
@@ -288,6 +289,7 @@ class ComposerFit:
             self._observer.release()
             self._replaced = True
             self._read_train(state, length_of(state))
+        self.fit.expects(state.train_dataloader)
         self._observer = LoaderObserver(
             state.train_dataloader,
             self.guard.waited,

@@ -91,6 +91,7 @@ WORDS = Words(
     only={
         "DoubleSharded": "behind a DistributedSampler",
         "StreamsDiffer": "behind a DistributedSampler",
+        "NotReadOnce": "behind a DistributedSampler",
         "SplitLeak": "behind a DistributedSampler",
         "WeightsDiffer": "with `weights_every=`",
         "ShortRun": "durations in epochs",

@@ -55,6 +55,7 @@ WORDS = Words(
         **EVEN,
         "DoubleSharded": "map-style datasets",
         "StreamsDiffer": "map-style datasets",
+        "NotReadOnce": "map-style datasets",
         "PeersDiffer": "with a mesh",
         "ResumeMismatch": "with `countoff.state_dict()` in the checkpoint",
         "WeightsDiffer": "with `weights_every=` and `model=`",

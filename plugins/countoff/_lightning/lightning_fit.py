@@ -185,6 +185,8 @@ class LightningFit:
     ) -> None:
         self._hooks.callback(on_optimizer_step(self.guard.step).remove)
         self._hooks.callback(announce_requests(self.guard, self._trainer.fit_loop.epoch_loop))
+        self._hooks.callback(self._fit.reads.release)
+        self._fit.expects(loaders.get(None))
         self._fit.begin(plan, versions(*_PACKAGES), own_length=own_length, loaders=loaders)
 
     def _note_end(self) -> None:

@@ -81,7 +81,7 @@ class TrainEpochs:
         self.set_limits()
         self._guard.train_start(self._trainer.current_epoch)
         self._fit.epoch_begins(self._trainer.current_epoch, steps=self._trainer.global_step)
-        self._hooks.callback(fingerprint_before_transfer(self._trainer, self._guard.data))
+        self._hooks.callback(fingerprint_before_transfer(self._trainer, self._fit))
 
     def batch_start(self, batch: Any, index: int) -> None:
         """Counts a batch that is about to be trained on.
@@ -148,7 +148,7 @@ class TrainEpochs:
         over = epoch_loop.done or getattr(epoch_loop, "_is_training_done", False)
         if self._guard.open_span is None and not over:
             self._guard.train_start(self._trainer.current_epoch, epoch_loop.batch_progress.current.ready)
-            self._hooks.callback(fingerprint_before_transfer(self._trainer, self._guard.data))
+            self._hooks.callback(fingerprint_before_transfer(self._trainer, self._fit))
 
     def _drop_batch(self, *_: Any, **__: Any) -> None:
         self.batch = None

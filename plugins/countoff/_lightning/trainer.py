@@ -10,14 +10,13 @@ from typing import Any
 
 from countoff._adapter import fit
 from countoff._adapter.evaluation_totals import evaluation_facts
-from countoff._adapter.fit import OwnRank
+from countoff._adapter.fit import Fit, OwnRank
 from countoff._adapter.hooks import MethodHook
 from countoff._adapter.sampling import fingerprint_batch
 from countoff._adapter.schedule_watch import Schedule
 from countoff._adapter.torch_facts import loader_facts
 from countoff._lightning.fetchers import module_fetches
 from countoff.core import FitPlan, Guard, LoaderFacts
-from countoff.core.checks.data import DataIdentity
 from countoff.core.checks.horizon import RunLength
 from countoff.core.totals import evaluation_metrics
 
@@ -190,24 +189,27 @@ def announce_requests(guard: Guard, epoch_loop: Any) -> Callable[[], None]:
     return MethodHook(epoch_loop, name, before=guard.batch_requested).remove
 
 
-def fingerprint_before_transfer(trainer: Any, data: DataIdentity) -> Callable[[], None]:
+def fingerprint_before_transfer(trainer: Any, fit: Fit) -> Callable[[], None]:
     """Takes fingerprints of the epoch's first train batches just before they are moved to their device.
 
     Ranks are not compared where a strategy shares data among them in a way that its mesh does not show.
 
     Args:
         trainer: Lightning's Trainer.
-        data: The guard's `data`, after `train_start`.
+        fit: The fit, after its guard's `train_start`.
 
     Returns:
         A function that ends that, which happens by itself after the last fingerprint.
     """
+    data = fit.guard.data
     replicas = (trainer.distributed_sampler_kwargs or {}).get("num_replicas", data.dp_degree)
     if not data.fingerprints_due or replicas != data.dp_degree:
         return lambda: None
 
     def read(batch: Any, *_: Any, **__: Any) -> None:
         if trainer.training and data.fingerprints_due:
+            if fit.guard.once.reads is None:
+                fit.epoch_reads()
             fingerprint_batch(data, batch, trainer.train_dataloader)
         if not data.fingerprints_due:
             hook.remove()

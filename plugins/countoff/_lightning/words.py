@@ -95,6 +95,7 @@ WORDS = Words(
         **EVEN,
         "DoubleSharded": "map-style datasets",
         "StreamsDiffer": "map-style datasets",
+        "NotReadOnce": "map-style datasets",
         "SplitLeak": "map-style datasets",
         "WeightsDiffer": "with `weights_every=`",
         "ShortRun": "automatic optimization",

@@ -37,6 +37,7 @@ WORDS = Words(
         "DoubleSharded": READS_BY_DP_RANK,
         "StreamsDiffer": READS_BY_DP_RANK,
         "SplitLeak": READS_BY_DP_RANK,
+        "NotReadOnce": READS_BY_DP_RANK,
         "SameOrder": READS_BY_DP_RANK,
         "ResumeMismatch": "lingua's checkpoint has no record of countoff's",
         "ShortRun": _NO_END,

@@ -39,6 +39,7 @@ WORDS = Words(
         **EVEN,
         "DoubleSharded": "behind a DistributedSampler",
         "StreamsDiffer": "behind a DistributedSampler",
+        "NotReadOnce": "behind a DistributedSampler",
         "SplitLeak": "behind a DistributedSampler",
         "PeersDiffer": "with `mesh=`",
         "ResumeMismatch": "with `countoff.state_dict()`",

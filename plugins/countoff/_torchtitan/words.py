@@ -40,6 +40,7 @@ WORDS = Words(
         "DoubleSharded": READS_BY_DP_RANK,
         "StreamsDiffer": READS_BY_DP_RANK,
         "SplitLeak": READS_BY_DP_RANK,
+        "NotReadOnce": READS_BY_DP_RANK,
         "SameOrder": READS_BY_DP_RANK,
         "ResumeMismatch": "TorchTitan's checkpoint has no record of countoff's",
         "ShortRun": "TorchTitan raises an error where its loader ends before the last step",

@@ -87,6 +87,8 @@ def observe(loop: CountedLoop, loader: Any) -> None:
         skipped = skipped_batches(iterated)
         train = iterated is loader or (skipped > 0 and same_source(loader, iterated))
         name = None if train else "evaluation"
+        if train:
+            loop.fit.expects(iterated)
         even = even_prepared(iterated)
         return loop.passes.follow(batches, name, position=skipped, ahead=iterated, loader=iterated, even=even)
 

@@ -73,6 +73,7 @@ WORDS = Words(
     only={
         **EVEN,
         "DuplicateData": "loaders that are not sharded",
+        "NotReadOnce": "map-style datasets",
         "SplitLeak": "the first evaluation",
         "WeightsDiffer": "with `weights_every=`",
     },

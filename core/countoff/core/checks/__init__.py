@@ -20,6 +20,7 @@ from countoff.core.checks import (
     lost,
     micro_batches,
     model,
+    once,
     plan,
     rank_map,
     resume,
@@ -58,6 +59,7 @@ KINDS |= {
         streams.STREAMS_DIFFER,
         data.PEERS_DIFFER,
         data.SAME_ORDER,
+        once.NOT_READ_ONCE,
         resume.RESUME_MISMATCH,
         short.SHORT_RUN,
         weights.WEIGHTS_DIFFER,
@@ -87,6 +89,7 @@ class Checks(NamedTuple):
     splits: splits.SplitCheck
     weights: weights.Weights
     data: data.DataIdentity
+    once: once.Once
     resumes: resume.Resumes
 
     @classmethod
@@ -108,6 +111,7 @@ class Checks(NamedTuple):
         """
         plans, split = plan.PlanCheck(state.settings.weights_every), splits.SplitCheck()
         identity = data.DataIdentity(state, datasets_differ=lambda: plans.datasets_differ or split.found)
+        reads = once.Once(state, explained=lambda: plans.datasets_differ or split.found or identity.found)
         return cls(
             plan=plans,
             uneven=uneven.UnevenCheck(state.settings),
@@ -123,7 +127,8 @@ class Checks(NamedTuple):
             splits=split,
             weights=weights.Weights(state, hash_weights),
             data=identity,
-            resumes=resume.Resumes(state, identity, schedule),
+            once=reads,
+            resumes=resume.Resumes(state, identity, reads, schedule),
         )
 
 

@@ -106,11 +106,12 @@ class DataIdentity(Check):
             sets it before the epoch ends, where the framework says so.
         order: The epoch by which the sampler shuffled the last train epoch of which a batch was read, the number of
             that train epoch, the samples that were shuffled, and the seed; None where the sampler does not show it.
+        found: Whether ranks are known to read the same, or other streams than they should. Known on the first rank.
     """
 
     def __init__(self, state: State, datasets_differ: Callable[[], bool] = lambda: False) -> None:
         self.fingerprints_due = 0
-        self.is_whole = False
+        self.is_whole = self.found = False
         self.elements: FirstElements | None = None
         self.dp_rank = state.rank
         self._stage = 0
@@ -265,8 +266,10 @@ class DataIdentity(Check):
 
         def judge(records: Records) -> Iterator[Verdict | None]:
             streams = {rank: parse_stream(record.get("stream")) for rank, record in records.items()}
-            yield from judge_data(name, records)
+            same = judge_data(name, records)
+            yield from same
             found = judge_streams(name, {rank: facts for rank, facts in streams.items() if facts is not None})
+            self.found |= bool(same) or found is not None
             if found is None or found.kind != "StreamsDiffer" or not self._datasets_differ():  # it follows from that
                 yield found
 

@@ -9,6 +9,7 @@ A warning follows from one of these proofs only, and nothing else:
 
 - the position that the framework has restored is not that of the record;
 - an optimizer step was applied to batches that the record has as trained on, shown by their fingerprints;
+- the loader's sampler issues other rows at the place of the checkpoint than it did before, of the same dataset;
 - the learning-rate schedule stands at another tick, or begins again with the rates of the run's first steps.
 
 Ranks resume alike, or the roll call has named the difference before. So only rank 0 compares with its record.
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from countoff.core import formats
 from countoff.core.checks.check import Check, FitStart, Others
 from countoff.core.checks.data import DataIdentity
+from countoff.core.checks.once import Once, Place, judge_skipped
 from countoff.core.data.fingerprint import Fingerprint, PendingFingerprint, begin_fingerprint
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.records import FitPlan, Reason, parse_count
@@ -42,6 +44,7 @@ __all__ = [
     "Resumes",
     "ScheduleState",
     "judge_data",
+    "judge_issued",
     "judge_order",
     "judge_position",
     "judge_rates",
@@ -49,9 +52,10 @@ __all__ = [
     "unreadable",
 ]
 
-POSITION, STEPS, AGAIN, RATE, CHANGED, RECORD = "position", "steps", "data", "rate", "changed rate", "record"
-"""Subjects: the restored position or number of steps is another one, batches are trained on again, a schedule stands
-elsewhere, a learning rate has changed, the record cannot be read."""
+POSITION, STEPS, AGAIN, ISSUED, RATE = "position", "steps", "data", "other order", "rate"
+CHANGED, RECORD = "changed rate", "record"
+"""Subjects: the restored position or number of steps is another one, batches are trained on again, the epoch goes on in
+another order, a schedule stands elsewhere, a learning rate has changed, the record cannot be read."""
 
 RESUME_MISMATCH = VerdictKind(
     "ResumeMismatch",
@@ -72,6 +76,13 @@ RESUME_MISMATCH = VerdictKind(
             "normal.",
             "skip the batches that were trained on before the checkpoint, and give the sampler its epoch.\n"
             "restore the loader's own state, where it has one.",
+        ),
+        ISSUED: Cause(
+            "The order of the epoch was not restored: it comes from a random state, or from a seed or an epoch of the "
+            "sampler. So some samples of the epoch are read twice, and others never.",
+            "let the sampler shuffle by a seed and an epoch, and set both as before the checkpoint.\n"
+            "resume at the beginning of an epoch.\n"
+            "if you have chosen a new order on purpose, ignore this.",
         ),
         RATE: Cause(
             "The scheduler was not restored, so its schedule begins again.",
@@ -171,6 +182,7 @@ class ResumeRecord:
         last: Fingerprint of the batch that was begun last; empty if that is not known.
         order: The epoch by which the sampler shuffled, the number of the train epoch for which it did, the samples that
             it shuffles, and its seed; None where the sampler does not show that.
+        issued: What the sampler has issued around this place in the epoch; None if that is not known.
     """
 
     epoch: int
@@ -188,6 +200,7 @@ class ResumeRecord:
     informative: bool
     last: str
     order: tuple[int, int, int, int] | None
+    issued: Place | None = None
 
     @property
     def samples(self) -> int | None:
@@ -210,6 +223,7 @@ class ResumeRecord:
             "start_rates": [list(rates) for rates in self.start_rates],
             "prints": list(self.prints),
             "order": None if self.order is None else list(self.order),
+            "issued": None if self.issued is None else self.issued.to_json(),
         }
 
     @classmethod
@@ -226,7 +240,7 @@ class ResumeRecord:
         if found["version"] != formats.RESUME_RECORD:
             known = formats.RESUME_RECORD
             raise ValueError(f"its version is {found['version']!r}, and this countoff reads version {known}")
-        schedule, order = found["schedule"], found["order"]
+        schedule, order, issued = found["schedule"], found["order"], found.get("issued")  # older ones have none
         return cls(
             epoch=parse_count(found["epoch"]),
             batches=_optional(found["batches"]),
@@ -247,6 +261,7 @@ class ResumeRecord:
             informative=bool(found["informative"]),
             last=str(found["last"]),
             order=None if order is None else _order(*order),
+            issued=None if issued is None else Place.from_json(issued),
         )
 
 
@@ -256,13 +271,15 @@ class Resumes(Check):
     Args:
         state: This rank's state.
         data: What this rank reads.
+        once: What the loader's sampler issues.
         schedule: Returns the learning rates in force and where their schedules stand.
     """
 
-    def __init__(self, state: State, data: DataIdentity, schedule: Callable[[], ScheduleState]) -> None:
+    def __init__(self, state: State, data: DataIdentity, once: Once, schedule: Callable[[], ScheduleState]) -> None:
         self.watches_steps = False
         self._state = state
         self._data = data
+        self._once = once
         self._schedule = schedule
         self._plan = FitPlan()
         self._loaded: ResumeRecord | None = None
@@ -308,11 +325,20 @@ class Resumes(Check):
             return
         self._epoch, self._span, self._skipped, self._handed = epoch, span, span.started, None
         self._was_left = False
+        if self._skips_again(span, epoch):
+            self._say(judge_skipped(span.name, span.started))
         self._resumes_here, self._resumed = self._record is not None and not self._resumed, True
         if self._resumes_here and self._record is not None:
             found = judge_position(self._record, self._plan, epoch, span.started, self._restored)
             self._judged = found is not None  # what is read and trained on follows from it
             self._say(found or judge_steps(self._record, self._restored))
+
+    def _skips_again(self, span: SpanCounters, epoch: int) -> bool:
+        """Whether a later epoch skips as many batches as were trained on in the epoch of the checkpoint."""
+        record = self._record
+        if record is None or not self._resumed or not span.compared or epoch <= record.epoch:
+            return False
+        return 0 < span.started == record.batches
 
     def stepped(self, span: SpanCounters, steps: int) -> None:  # noqa: D102
         self._look_at_step()
@@ -379,7 +405,18 @@ class Resumes(Check):
             informative=informative,
             last="" if span is None else _print_of(batch),
             order=data.order,
+            issued=None if span is None or not batches or self._once.reads is None else self._once.reads.place(batches),
         ).to_json()
+
+    def look_at_order(self) -> None:
+        """Compares what the loader issues first in the epoch of the checkpoint; to be called at its first batch."""
+        record, reads, position = self._record, self._once.reads, self._once.position
+        if record is None or record.issued is None or reads is None or not self._resumes_here or self._judged:
+            return
+        alike = record.epoch == self._epoch and _reads_alike(record, self._plan, self._data.dp_rank)
+        if alike and position and reads.goes_on(record.issued, position) is False:
+            self._judged = True
+            self._say(judge_issued(record, position))
 
     def _stepped(self, span: SpanCounters, batches: int | None) -> int:
         """Batches of the epoch that were begun when this rank took its last optimizer step."""
@@ -557,6 +594,20 @@ def judge_order(record: ResumeRecord, order: tuple[int, int, int, int] | None) -
     )
 
 
+def judge_issued(record: ResumeRecord, position: int) -> Verdict:
+    """Returns the verdict about a run that goes on in another order than its epoch had before the checkpoint.
+
+    Args:
+        record: The record of the checkpoint.
+        position: Batches of the epoch that are not trained on again.
+    """
+    sentence = (
+        f"train epoch {record.epoch} goes on after {count_of(position, 'batch')} in another order than it had before "
+        "the checkpoint: the sampler issues other rows of the same dataset there."
+    )
+    return _mismatch(sentence, ISSUED)
+
+
 def judge_rates(record: ResumeRecord, after: Sequence[ScheduleState]) -> Verdict | None:
     """Compares the learning rates of the first optimizer steps after a resume with the record.
 
@@ -648,6 +699,12 @@ def _comparable(record: ResumeRecord, observed: Observed, plan: FitPlan) -> bool
         and len(set(observed.prints)) == len(observed.prints) > 1
         and len(set(record.prints)) == len(record.prints) > 1
     )
+
+
+def _reads_alike(record: ResumeRecord, plan: FitPlan, dp_rank: int) -> bool:
+    """Whether this rank cuts its share into the same batches as before the checkpoint."""
+    before = record.dp_rank, record.dp_degree, record.batch_size
+    return None not in before and before == (dp_rank, plan.dp_degree, plan.batch_size)
 
 
 def _begins_epoch(record: ResumeRecord, observed: Observed) -> bool:

@@ -1,0 +1,190 @@
+"""Loops that read each sample of an epoch once, or do not; each returns what was said of it, on its rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+from countoff.torch import Countoff
+from integration_tests.jobs import BATCH_SIZE, digits, own_rank, weights
+from integration_tests.loops import model_and_optimizer, train_on
+
+
+class Rows(Dataset[Any]):
+    """Rows of a class of the user's own, which stores no length."""
+
+    def __init__(self, rows: int) -> None:
+        images, labels = digits()
+        self._images, self._labels, self._rows = images, labels, rows
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def __getitem__(self, index: int) -> Any:
+        return self._images[index % 1000], self._labels[index % 1000]
+
+
+def rows_of_digits(rows: int) -> TensorDataset:
+    images, labels = digits()
+    places = torch.arange(rows) % len(images)
+    return TensorDataset(images[places], labels[places])
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """Train epochs of a plain loop behind a DistributedSampler.
+
+    Attributes:
+        rows: Rows of the dataset.
+        sets_epoch: Which ranks call `set_epoch`.
+        workers: Workers of each loader.
+        own: Whether the dataset is of a class of the user's own.
+        stops: Batches after which each epoch is left; 0: it is not.
+        counted: Whether countoff counts.
+    """
+
+    rows: int = 80
+    sets_epoch: tuple[int, ...] = (0, 1)
+    workers: int = 0
+    own: bool = False
+    stops: int = 0
+    counted: bool = True
+
+
+def plain(runs: list[Epochs]) -> list[dict[str, Any]]:
+    dist.init_process_group("gloo")
+    return [_train(run) for run in runs]
+
+
+def _train(run: Epochs) -> dict[str, Any]:
+    model, optimizer = model_and_optimizer()
+    dataset = Rows(run.rows) if run.own else rows_of_digits(run.rows)
+    sampler = DistributedSampler(dataset)
+    loader = DataLoader(dataset, batch_size=BATCH_SIZE, sampler=sampler, num_workers=run.workers)
+    countoff = Countoff(enabled=run.counted, optimizer=optimizer)
+    for epoch in range(3):
+        if own_rank() in run.sets_epoch:
+            sampler.set_epoch(epoch)
+        for number, batch in enumerate(countoff.train(loader), 1):
+            train_on(model, optimizer, batch)
+            if number == run.stops:
+                break
+    countoff.close()
+    said = [notice.sentence for notice in countoff.guard.notices if notice.kind == "NotReadOnce"]
+    return {"said": said, "weights": weights(model)}
+
+
+@dataclass(frozen=True)
+class Resume:
+    """A loop with Accelerate that stops in the second epoch, and a process that goes on with it.
+
+    Attributes:
+        seedable: Whether its sampler shuffles by a seed and its epoch.
+        sets_epoch: Whether the resumed loop sets it.
+        seed: The seed of the resumed process.
+        skips_again: Whether it skips batches in the epoch behind that one, too.
+        workers: Workers of each loader.
+    """
+
+    seedable: bool = True
+    sets_epoch: bool = True
+    seed: int = 0
+    skips_again: bool = False
+    workers: int = 0
+
+
+_EPOCHS, _SAVED_IN, _SAVED_AFTER = 3, 1, 4
+
+
+def accelerated(runs: list[Resume], directory: str, resumes: bool) -> list[list[str]]:
+    return [_accelerate(run, Path(directory) / str(number), resumes) for number, run in enumerate(runs)]
+
+
+def _accelerate(run: Resume, directory: Path, resumes: bool) -> list[str]:
+    from accelerate import Accelerator
+    from accelerate.utils import DataLoaderConfiguration
+
+    from countoff.accelerate import Countoff
+
+    config = DataLoaderConfiguration(use_seedable_sampler=run.seedable)
+    accelerator = Accelerator(cpu=True, dataloader_config=config)
+    torch.manual_seed(run.seed if resumes else 0)
+    model: Any = torch.nn.Linear(64, 10)
+    loader: Any = DataLoader(rows_of_digits(96), batch_size=BATCH_SIZE, shuffle=True, num_workers=run.workers)
+    model, optimizer, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
+    countoff = Countoff(accelerator)
+    if resumes:
+        accelerator.load_state(str(directory))
+    for epoch in range(_SAVED_IN if resumes else 0, _EPOCHS):
+        skips = resumes and (epoch == _SAVED_IN or run.skips_again)
+        active = accelerator.skip_first_batches(loader, _SAVED_AFTER) if skips else loader
+        if run.sets_epoch or not resumes:
+            active.set_epoch(epoch)
+        for number, batch in enumerate(countoff.train(active, epoch=epoch), 1):
+            train_on(model, optimizer, batch)
+            if not resumes and (epoch, number) == (_SAVED_IN, _SAVED_AFTER):
+                accelerator.save_state(str(directory))
+                break
+        if not resumes and epoch == _SAVED_IN:
+            break
+    countoff.close()
+    accelerator.free_memory()
+    return [f"{notice.kind}: {notice.sentence}" for notice in countoff.guard.notices]
+
+
+def lightning(wrong: list[bool], workers: int) -> list[list[str]]:
+    """Fits of Lightning behind a DistributedSampler of the module's own; a wrong one shuffles by rank."""
+    return [_fit(each, workers) for each in wrong]
+
+
+def _fit(wrong: bool, workers: int) -> list[str]:
+    import lightning as L
+
+    from countoff.lightning import Countoff
+
+    class Net(L.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(64, 10)
+            self.sampler: Any = None
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            return torch.nn.functional.cross_entropy(self.layer(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+        def on_train_epoch_start(self) -> None:
+            if wrong:
+                self.sampler.set_epoch(self.current_epoch * (1 + self.global_rank))
+
+        def train_dataloader(self) -> Any:
+            dataset = rows_of_digits(80)
+            self.sampler = DistributedSampler(dataset)
+            return DataLoader(dataset, batch_size=BATCH_SIZE, sampler=self.sampler, num_workers=workers)
+
+    class Keeping(L.Callback):
+        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+            kept.append(callback.guard)
+
+    kept, callback = list[Any](), Countoff()
+    trainer = L.Trainer(
+        max_epochs=3,
+        accelerator="cpu",
+        devices=2,
+        strategy="ddp",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        callbacks=[Keeping(), callback],
+    )
+    trainer.fit(Net())
+    return [f"{notice.kind}: {notice.sentence}" for notice in kept[0].notices]

@@ -1,0 +1,88 @@
+"""Each sample once in an epoch, and one order across a resume: what real loaders issue on real ranks."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from integration_tests import once_jobs
+from integration_tests.jobs import verdict_lines
+from integration_tests.once_jobs import Epochs, Resume
+
+FOUND = re.compile(
+    r"in (train epoch \d+), (\d+) of (\d+) samples (?:that were looked at \(of (\d+)\) )?were read by no rank "
+    r"\(rows [\d, …]+\), and (\d+) more than once \(rows [\d, …]+, by ranks 0, 1\)\."
+)
+HEALTHY = {
+    "every rank sets the epoch": Epochs(),
+    "nobody does, and all have one order": Epochs(sets_epoch=()),
+    "with workers": Epochs(workers=2),
+    "with padding": Epochs(rows=81),
+    "more rows than are looked at": Epochs(rows=3001),
+    "a dataset of one's own": Epochs(rows=81, own=True),
+    "a break on every rank": Epochs(sets_epoch=(0,), stops=3),
+    "fewer rows than ranks": Epochs(rows=1),
+}
+FAULTY = {
+    "rank 0 alone sets the epoch": Epochs(sets_epoch=(0,)),
+    "with workers": Epochs(sets_epoch=(1,), workers=2),
+    "with padding": Epochs(rows=81, sets_epoch=(0,)),
+    "more rows than are looked at": Epochs(rows=3001, sets_epoch=(0,)),
+    "a dataset of one's own": Epochs(sets_epoch=(0,), own=True),
+}
+
+
+def test_orders_that_differ_by_rank_are_found_at_the_end_of_their_epoch(run_ranks):
+    """The first such epoch is named once, with how many rows were read twice and never; right epochs are silent."""
+    runs = [*HEALTHY.values(), *FAULTY.values()]
+    bare = [replace(each, counted=False) for each in runs]
+    results = run_ranks(once_jobs.plain, 2, [*runs, *bare], deadline_seconds=240)
+    said = [each["said"] for each in results[0].value]
+    assert said[: len(HEALTHY)] == [[]] * len(HEALTHY)
+    for (name, run), sentences in zip(FAULTY.items(), said[len(HEALTHY) : len(runs)], strict=True):
+        assert len(sentences) == 1, name
+        found = FOUND.fullmatch(sentences[0])
+        assert found is not None, sentences
+        epoch, unread, looked, rows, _ = found.groups()
+        assert (epoch, int(rows or looked)) == ("train epoch 1", run.rows), sentences
+        assert int(unread) > int(looked) // 10
+    weights = [each["weights"] for each in results[0].value]
+    assert weights[: len(runs)] == weights[len(runs) :]
+    assert not [line for line in verdict_lines(results[1]) if "NotReadOnce" in line]
+
+
+ANOTHER_ORDER = (
+    "ResumeMismatch: train epoch 1 goes on after 4 batches in another order than it had before the checkpoint: the "
+    "sampler issues other rows of the same dataset there."
+)
+RESUMES = {
+    "right": (Resume(), []),
+    "right, with workers": (Resume(workers=2), []),
+    "the sampler's epoch is not set": (Resume(sets_epoch=False), [ANOTHER_ORDER]),
+    "another order by a random state": (Resume(seedable=False), [ANOTHER_ORDER]),
+    "another seed, with workers": (Resume(seedable=True, seed=5, workers=2), [ANOTHER_ORDER]),
+    "batches are skipped in each epoch": (
+        Resume(skips_again=True),
+        [
+            "NotReadOnce: train epoch 2 has skipped its first 4 batches on each rank, as the epoch did in which the run "
+            "resumed.",
+        ],
+    ),
+}
+
+
+def test_a_resume_in_another_order_is_found_at_its_first_batch(run_ranks, tmp_path):
+    """What Accelerate's sampler issues behind the checkpoint is compared with what it had fetched ahead before it."""
+    runs = [run for run, _ in RESUMES.values()]
+    run_ranks(once_jobs.accelerated, 2, runs, str(tmp_path), False, deadline_seconds=120)
+    results = run_ranks(once_jobs.accelerated, 2, runs, str(tmp_path), True, deadline_seconds=120)
+    assert dict(zip(RESUMES, results[0].value, strict=True)) == {name: due for name, (_, due) in RESUMES.items()}
+
+
+def test_lightning(run_ranks):
+    """A sampler of the module's own whose epoch differs by rank is found."""
+    for workers in (0, 2):
+        right, wrong = run_ranks(once_jobs.lightning, 2, [False, True], workers, deadline_seconds=120)[0].value
+        assert right == []
+        assert len(wrong) == 1
+        assert FOUND.fullmatch(wrong[0].removeprefix("NotReadOnce: ")), wrong

@@ -1,0 +1,295 @@
+"""The indices that the samplers of torch's loaders issue: which samples a loop has read.
+
+A loader's iterator asks its sampler for the indices of each batch by one method, in the main process, with workers and
+without. While a fit watches a loader, a function of countoff's stands in the place of that method, in torch's class.
+Nothing is put on a loader, a sampler or an iterator, and the sampler is asked for nothing more than before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import threading
+import weakref
+from array import array
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from countoff._adapter.hooks import PlacedValue
+from countoff.core.checks.once import LOOKED_AT, step_between
+
+__all__ = ["Issue", "Tally", "Watch", "of_iterator", "sum_of_rows"]
+
+_KEPT = 512
+"""Batches whose indices are kept until they are summed up, at least: more than loaders fetch ahead, as a rule."""
+_CHUNK = 1 << 20
+_BITS = (1 << 64) - 1
+
+
+class Tally:
+    """Sums up the indices of one epoch, as one rank has read them.
+
+    Args:
+        rows: Rows of the dataset; None where only the order is looked at.
+
+    Attributes:
+        samples: Indices so far.
+        total: The sum of their hashes, modulo 2**64.
+        seen: As in `countoff.core.checks.once.Reading`, and so is the next one.
+        twice: As above.
+        valid: Whether all were rows of the dataset.
+    """
+
+    def __init__(self, rows: int | None) -> None:
+        self.samples = self.total = self.seen = self.twice = 0
+        self.valid = True
+        self._rows = rows
+        self._order = hashlib.blake2b(digest_size=8)
+        if rows:
+            self._inverse = pow(step_between(rows), -1, rows) if rows > 1 else 0
+
+    @property
+    def order(self) -> str:
+        """The digest of the indices in their order, in 16 hexadecimal digits."""
+        return self._order.hexdigest()
+
+    def add(self, batches: list[Any]) -> None:
+        """Adds the indices of batches: lists of numbers, or single numbers."""
+        flat = list(itertools.chain.from_iterable(each if type(each) is list else (each,) for each in batches))
+        if not self.valid or not flat:
+            return
+        if set(map(type, flat)) != {int}:
+            self.valid = False
+            return
+        try:
+            values = array("q", flat)
+        except OverflowError:
+            self.valid = False
+            return
+        self._order.update(values.tobytes())
+        self.samples += len(values)
+        rows = self._rows
+        if rows is None:
+            return
+        indices = torch.frombuffer(values, dtype=torch.int64)
+        if int(indices.min()) < 0 or int(indices.max()) >= rows:
+            self.valid = False  # an index from the end, or of another dataset
+            return
+        self.total = (self.total + _sum_of(indices)) & _BITS
+        places = indices if rows <= LOOKED_AT else indices * self._inverse % rows
+        for place in places[places < LOOKED_AT].tolist():
+            bit = 1 << place
+            self.twice |= self.seen & bit
+            self.seen |= bit
+
+
+def sum_of_rows(begin: int, end: int) -> int:
+    """Returns the sum of the hashes of some rows, modulo 2**64.
+
+    Args:
+        begin: The first row.
+        end: The row behind the last one.
+    """
+    total = 0
+    for first in range(begin, end, _CHUNK):
+        total += _sum_of(torch.arange(first, min(first + _CHUNK, end), dtype=torch.int64, device="cpu"))
+    return total & _BITS
+
+
+def _sum_of(indices: torch.Tensor) -> int:
+    """The sum of the hashes of row numbers: each is mixed as by the finalizer of splitmix64, modulo 2**64.
+
+    Steele, Lea, Flood: Fast splittable pseudorandom number generators (OOPSLA 2014), with Stafford's constants.
+    """
+    mixed = indices + _signed(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ ((mixed >> 30) & ((1 << 34) - 1))) * _signed(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ ((mixed >> 27) & ((1 << 37) - 1))) * _signed(0x94D049BB133111EB)
+    return int((mixed ^ ((mixed >> 31) & ((1 << 33) - 1))).sum())
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64)  # of the constants above, all have their highest bit
+
+
+class Issue:
+    """The indices that one pass over a loader has been issued.
+
+    Args:
+        iterator: The loader's iterator.
+        soon: As for `Watch`; None for a loader that nobody watches.
+
+    Attributes:
+        source: The `id` of the sampler's iterator, from which they come. A loader may use its own for another pass.
+        batches: The batches that are not summed up yet, the oldest first; None where they are not kept.
+        issued: Batches that have been issued.
+        ended: Whether the sampler has none left.
+        tally: The sums of the batches before these.
+    """
+
+    __slots__ = ("_lock", "_soon", "_summed", "batches", "ended", "issued", "source", "tally")
+
+    def __init__(self, iterator: Any, soon: Callable[[Any], object] | None = None) -> None:
+        self.source = id(iterator._sampler_iter)
+        self.batches: deque[Any] | None = None if soon is None else deque()
+        self.issued = 0
+        self.ended = False
+        self.tally = Tally(None)
+        self._summed = 0
+        self._soon = soon
+        self._lock = threading.Lock()
+
+    def add(self, index: Any) -> None:
+        """Takes the indices of another batch."""
+        batches = self.batches
+        assert batches is not None
+        # The list may be one that the sampler fills again for the next batch.
+        batches.append(index[:] if type(index) is list else index)
+        self.issued += 1
+        if len(batches) >= 2 * _KEPT and not self.issued % _KEPT and self._soon is not None:
+            self._soon(lambda _: self.sum_up(self.issued - _KEPT))
+
+    def sum_up(self, batches: int) -> Tally | None:
+        """Sums up the first batches; returns the sums, or None if they are not known of exactly so many.
+
+        Args:
+            batches: How many.
+        """
+        with self._lock:
+            kept = self.batches
+            if kept is None or not self._summed <= batches <= self.issued:
+                return None
+            self.tally.add([kept.popleft() for _ in range(batches - self._summed)])
+            self._summed = batches
+            return self.tally if self.tally.valid else None
+
+    def are_of(self, rows: int) -> None:
+        """Says how many rows the dataset has; to be called before anything is summed up, or it means nothing."""
+        with self._lock:
+            if not self._summed:
+                self.tally = Tally(rows)
+
+    def digest_of(self, number: int) -> str:
+        """Returns the digest of the indices of one batch, in 16 hexadecimal digits; empty if they are not kept.
+
+        Args:
+            number: Its number in the pass, from 1.
+        """
+        with self._lock:
+            place = number - self._summed - 1
+            if self.batches is None or not 0 <= place < len(self.batches):
+                return ""
+            tally = Tally(None)
+            tally.add([self.batches[place]])
+            return tally.order if tally.valid else ""
+
+
+class Watch:
+    """Records what the sampler of one loader issues, from here on until it is released.
+
+    Args:
+        loader: A DataLoader of torch's, or one of a class made from it.
+        soon: Has a function called on another thread, with an argument that means nothing.
+
+    Attributes:
+        latest: The latest pass that has begun.
+    """
+
+    def __init__(self, loader: DataLoader[Any], soon: Callable[[Any], object]) -> None:
+        self._loader = weakref.ref(loader)
+        self._soon = soon
+        self.latest: Issue | None = None
+        _hook.add(self)
+
+    def knows(self, iterator: Any) -> bool:
+        """Whether an iterator is one over this loader, which asks the loader's own sampler."""
+        loader = self._loader()
+        if loader is None:
+            return False
+        sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+        return iterator._index_sampler is sampler and iterator._dataset is loader.dataset
+
+    def begin(self, iterator: Any) -> Issue:
+        """Begins to record a pass."""
+        self.latest = Issue(iterator, self._soon)
+        return self.latest
+
+    def release(self) -> None:
+        """Ends that. Does nothing when called again."""
+        self.latest = None
+        _hook.remove(self)
+
+
+class _Hook:
+    """The function in the place of torch's own method, while there is a watch."""
+
+    def __init__(self) -> None:
+        self.issues: dict[int, Issue] = {}
+        self._iterators: dict[int, weakref.ref[Any]] = {}
+        self._watches: list[Watch] = []
+        self._placed: PlacedValue | None = None
+        self._lock = threading.RLock()
+
+    def add(self, watch: Watch) -> None:
+        with self._lock:
+            self._watches.append(watch)
+            if self._placed is None:
+                self._placed = PlacedValue(_BaseDataLoaderIter, "_next_index", self._function())
+
+    def remove(self, watch: Watch) -> None:
+        with self._lock:
+            self._watches = [each for each in self._watches if each is not watch]
+            if not self._watches and self._placed is not None:
+                self._placed.remove()
+                self._placed = None
+                self.issues.clear()
+                self._iterators.clear()
+
+    def _function(self) -> Callable[[Any], Any]:
+        own, issues, begin = _BaseDataLoaderIter._next_index, self.issues, self._begin
+
+        def _next_index(iterator: Any) -> Any:
+            issue = issues.get(id(iterator))
+            if issue is None or issue.source != id(iterator._sampler_iter):
+                issue = begin(iterator)
+            try:
+                index = own(iterator)
+            except StopIteration:
+                issue.ended = True
+                raise
+            if issue.batches is not None:
+                issue.add(index)
+            return index
+
+        return _next_index
+
+    def _begin(self, iterator: Any) -> Issue:
+        with self._lock:
+            watch = next((each for each in reversed(self._watches) if each.knows(iterator)), None)
+            issue = Issue(iterator) if watch is None else watch.begin(iterator)
+            if self._placed is not None:
+                self._keep(iterator, issue)
+            return issue
+
+    def _keep(self, iterator: Any, issue: Issue) -> None:
+        key, issues, iterators = id(iterator), self.issues, self._iterators
+
+        def forget(_: object) -> None:  # before anything else has the same id
+            issues.pop(key, None)
+            iterators.pop(key, None)
+
+        issues[key] = issue
+        if key not in iterators:
+            iterators[key] = weakref.ref(iterator, forget)
+
+
+_hook = _Hook()
+
+
+def of_iterator(iterator: Any) -> Issue | None:
+    """Returns what an iterator of torch's has been issued in its pass; None for any other iterator."""
+    return _hook.issues.get(id(iterator)) if isinstance(iterator, _BaseDataLoaderIter) else None

@@ -1,0 +1,193 @@
+"""Which samples the train loader of one fit reads: what its sampler issues, in each epoch."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data.distributed import DistributedSampler
+
+from countoff._adapter.even_loaders import saves_state
+from countoff._adapter.held_datasets import dealt, dealt_rows, rows_of
+from countoff._adapter.issued import Issue, Watch, of_iterator, sum_of_rows
+from countoff._adapter.sampling import accelerate_classes, samplers_of
+from countoff.core.checks.once import Place, Reading
+from countoff.core.data.plain import attribute_of
+from countoff.core.plan import BatchPlan
+
+if TYPE_CHECKING:
+    from countoff.core import Guard
+
+__all__ = ["Reads"]
+
+_WIDEST = 1 << 26
+"""Rows that one rank hashes for its part of the dataset, at most: some seconds, on another thread."""
+_AHEAD = 2
+"""Batches behind a checkpoint whose indices are told, if the loader has fetched them by then."""
+
+
+class Reads:
+    """Records what the train loader's sampler issues, so that the guard can compare what is read.
+
+    Args:
+        dp_rank: The dp_rank of this rank.
+        dp_degree: The number of dp_ranks.
+
+    Attributes:
+        soon: Has a function called on another thread, with an argument that means nothing.
+    """
+
+    def __init__(self, dp_rank: int, dp_degree: int) -> None:
+        self.soon: Callable[[Any], object] = _nothing
+        self._dp_rank, self._dp_degree = dp_rank, dp_degree
+        self._watch: Watch | None = None
+        self._watched: Callable[[], Any] = _nobody
+
+    def expect(self, loader: Any) -> None:
+        """Records a train loader's passes from here on; to be called before it is iterated. It raises nothing.
+
+        Args:
+            loader: The loader.
+        """
+        if self._watch is not None and self._watched() is loader:
+            return
+        self.release()
+        with contextlib.suppress(Exception):  # objects of the user's may be made of anything
+            if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
+                self._watched = weakref.ref(loader)
+                self._watch = Watch(loader, lambda job: self.soon(job))
+
+    def begin(self, guard: Guard, plan: BatchPlan | None, iterator: Any = None, *, spun: bool = False) -> None:
+        """Lets a guard compare what the train epoch reads whose first batch has come.
+
+        Args:
+            guard: The guard.
+            plan: The plan of an epoch; None if it is not known.
+            iterator: The loader's own iterator; None where only the framework has it.
+            spun: Whether the framework has taken the batches from the loader that it skips after a resume.
+        """
+        watch, loader = self._watch, self._watched()
+        issue = None if watch is None else of_iterator(iterator) or watch.latest
+        if watch is None or loader is None or issue is None or issue.batches is None:
+            return
+        own = self._dp_rank, self._dp_degree
+        skipped = 0 if spun else guard.once.position
+        known = None if plan is None else plan.facts.dataset_size
+        with contextlib.suppress(Exception):  # as above
+            stored = rows_of(loader.dataset)
+            rows, dealt = known if stored is None else stored, self._rows_dealt_once(loader, known)
+            if dealt is not None:
+                issue.are_of(dealt)
+            guard.once.reads = _EpochReads(issue, skipped, own, rows, dealt, plan)
+            guard.resumes.look_at_order()
+
+    def release(self) -> None:
+        """Ends the recording. Does nothing when called again."""
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.release()
+
+    def _rows_dealt_once(self, loader: DataLoader[Any], known: int | None) -> int | None:
+        """The rows of a dataset that is dealt out to all ranks, each to be read once; None where that is not certain.
+
+        Args:
+            loader: The loader.
+            known: What `len` of its dataset has given; None if that is not known.
+        """
+        if self._dp_degree == 1 or dealt(loader, self._dp_rank, self._dp_degree) is not loader.dataset:
+            return None
+        _, *samplers = samplers_of(loader)
+        rows = dealt_rows(loader, dp_rank=self._dp_rank, dp_degree=self._dp_degree, known=known)
+        if not rows or rows // self._dp_degree >= _WIDEST:
+            return None
+        return rows if all(map(_issues_once, samplers)) and not any(map(saves_state, (loader, *samplers))) else None
+
+
+class _EpochReads:
+    """What a train epoch reads.
+
+    Args:
+        issue: What the sampler has been asked for in its pass.
+        skipped: Batches of the epoch before the first one that it has issued.
+        own: The dp_rank of this rank, and the number of dp_ranks.
+        rows: Rows of the dataset; None if that is not known.
+        dealt: The same where they are dealt out to all ranks, each to be read once; else None.
+        plan: The plan of an epoch.
+    """
+
+    def __init__(
+        self,
+        issue: Issue,
+        skipped: int,
+        own: tuple[int, int],
+        rows: int | None,
+        dealt: int | None,
+        plan: BatchPlan | None,
+    ) -> None:
+        self._issue = issue
+        self._skipped = skipped
+        self._own = own
+        self._rows, self._dealt = rows, dealt
+        self._plan = plan
+
+    def reading(self, batches: int) -> Callable[[], Reading | None] | None:
+        """Returns what makes the reading of the epoch; see `countoff.core.checks.once.EpochReads`, also below."""
+        issue, plan, rows = self._issue, self._plan, self._dealt
+        if plan is None or rows is None or plan.samples_repeated is None or plan.samples_dropped is None:
+            return None
+        at_end = issue.ended or batches == plan.reported_batches  # some loops ask for no batch behind the last one
+        if self._skipped or issue.issued != batches or not at_end or rows != plan.facts.dataset_size:
+            return None
+        repeated, dropped, (rank, degree) = plan.samples_repeated, plan.samples_dropped, self._own
+
+        def make() -> Reading | None:
+            tally = issue.sum_up(batches)
+            if tally is None:
+                return None
+            difference = tally.total - _part(rows * rank // degree, rows * (rank + 1) // degree)
+            sums = tally.samples, difference % (1 << 64), tally.seen, tally.twice
+            return Reading(rows, *sums, repeated, dropped, rank)
+
+        return make
+
+    def place(self, batches: int) -> Place | None:
+        """Returns what has been issued around a place in the epoch."""
+        issue, first = self._issue, batches - self._skipped
+        numbers = range(max(1, first), min(issue.issued, first + _AHEAD) + 1)
+        ahead = {number + self._skipped: digest for number in numbers if (digest := issue.digest_of(number))}
+        tally = None if self._skipped else issue.sum_up(batches)
+        return Place(self._rows, batches, "" if tally is None else tally.order, ahead)
+
+    def goes_on(self, place: Place, position: int) -> bool | None:
+        """Returns whether a resumed epoch goes on in the order that it had before a checkpoint."""
+        issue = self._issue
+        if self._rows is None or place.rows != self._rows:
+            return None
+        if not self._skipped:  # the batches before the checkpoint have been issued again
+            tally = issue.sum_up(place.batches) if place.order and position == place.batches else None
+            return None if tally is None else tally.order == place.order
+        before, now = place.ahead.get(position + 1), issue.digest_of(1)
+        return None if self._skipped != position or not before or not now else before == now
+
+
+_part = functools.lru_cache(maxsize=4)(sum_of_rows)
+
+
+def _issues_once(sampler: Any) -> bool:
+    """Whether a sampler is one of a library's that issues each row, or each batch of another sampler, once."""
+    kind = type(sampler)
+    if kind is RandomSampler or kind in accelerate_classes("SeedableRandomSampler"):
+        return attribute_of(sampler, "replacement") is False and attribute_of(sampler, "_num_samples") is None
+    return kind in (BatchSampler, DistributedSampler, SequentialSampler, *accelerate_classes("BatchSamplerShard"))
+
+
+def _nothing(_: Any) -> None:
+    """Where no thread sums anything up yet."""
+
+
+def _nobody() -> None:
+    """The loader that is recorded, where none is."""

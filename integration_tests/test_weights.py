@@ -8,7 +8,7 @@ from integration_tests import weight_jobs
 from integration_tests.composer_jobs import needs_composer
 from integration_tests.harness import RankResult
 from integration_tests.jobs import verdict_lines
-from integration_tests.weight_jobs import Training
+from integration_tests.weight_jobs import Accumulation, Training
 
 
 def found_in(results: list[RankResult]) -> list[dict[str, str]]:
@@ -68,6 +68,45 @@ ON_FOUR = {
         differs("ranks 0 and 2 hold different weights", "3.weight"),
     ),
 }
+
+
+def drifts(steps: int, unaveraged: int = 1) -> dict[str, str]:
+    inside = f"; the last backward pass before step {unaveraged} ran inside no_sync()."
+    differ = differs(BOTH, "0.weight", steps)["WeightsDiffer"]
+    return {"WeightsDiffer": differ.removesuffix(".").replace("parameter that differs is 0.weight", FIRST) + inside}
+
+
+FIRST = "parameters that differ are 0.weight, 0.bias, 1.weight, …"
+ACCUMULATED = {
+    "all but the last are inside": (Accumulation(), {}),
+    "all but the first are inside": (Accumulation("first"), drifts(2)),
+    "the step at an epoch's end has none outside": (Accumulation("fourth"), drifts(6, unaveraged=5)),
+    "two steps have changed nothing": (Accumulation("first", warms_up=2), drifts(3)),
+    "gradients are averaged by hand": (Accumulation("first", averages="gradients"), {}),
+    "weights are averaged by hand": (Accumulation("first", averages="weights"), {}),
+    "weights are averaged before the next batch": (Accumulation("first", averages="late"), {}),
+    "all are inside, on purpose": (Accumulation(""), {}),
+    "a pass that only serves to clip": (Accumulation(passes_more=True), {}),
+    "steps that are taken back": (Accumulation(inner=True), {}),
+    "on purpose": (Accumulation("first", uncounted=True), {}),
+    "a compiled model": (Accumulation(compiled=True), {}),
+    "Accelerate, all but the last": (Accumulation(framework="accelerate"), {}),
+    "Accelerate, all but the first": (Accumulation("first", framework="accelerate"), drifts(2)),
+    "Fabric, all but the last": (Accumulation(framework="fabric"), {}),
+    "Fabric, all but the first": (Accumulation("first", framework="fabric"), drifts(2)),
+}
+
+
+def test_weights_that_drift_apart_by_gradients_of_no_sync_are_named(run_ranks):
+    """Without `weights_every`; a loop comes to the same bits as without countoff."""
+    bare = [replace(job, counted=False) for job, _ in ACCUMULATED.values() if job.framework == "torch"]
+    jobs = [*(job for job, _ in ACCUMULATED.values()), *bare]
+    results = run_ranks(weight_jobs.accumulate_each, 2, jobs, deadline_seconds=180)
+    found = found_in(results)
+    assert dict(zip(ACCUMULATED, found, strict=False)) == {name: due for name, (_, due) in ACCUMULATED.items()}
+    for result in results:
+        for one, two in zip(result.value, result.value[len(ACCUMULATED) :], strict=False):
+            assert one["weights"] == two["weights"], jobs
 
 
 def test_a_weight_that_is_changed_on_one_rank_is_named(run_ranks):

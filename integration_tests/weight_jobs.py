@@ -290,3 +290,134 @@ def hold_models(wrapped: str, cases: Sequence[str]) -> list[dict[str, str]]:
                 pass
         found.append({each.kind: each.sentence for each in countoff.guard.notices})
     return found
+
+
+@dataclass(frozen=True)
+class Accumulation:
+    """A plain loop of two epochs of 18 batches that steps after every fourth one, and after the last of each epoch.
+
+    Attributes:
+        outside: Which micro-batches of a step run outside of `no_sync()`: `last`, `first`, or `fourth` (not the last
+            one of an epoch, which is the second of its step); empty: none.
+        averages: What the loop averages by itself: `gradients` before each step, `weights` after each step that has a
+            micro-batch outside, or `late` (weights, before the next batch); empty: nothing.
+        passes_more: Whether a pass without a backward pass follows inside of `no_sync()`, before gradients are clipped.
+        inner: Whether another optimizer steps by each micro-batch inside, and its steps are taken back.
+        uncounted: Whether ranks train apart on purpose.
+        compiled: Whether torch.compile compiles the model inside of DDP.
+        warms_up: How many steps at the beginning have a learning rate of 0.
+        framework: Whose loop it is: `torch`, `accelerate` or `fabric`.
+        counted: Whether countoff is there.
+    """
+
+    outside: str = "last"
+    averages: str = ""
+    passes_more: bool = False
+    inner: bool = False
+    uncounted: bool = False
+    compiled: bool = False
+    warms_up: int = 0
+    framework: str = "torch"
+    counted: bool = True
+
+
+class _Accumulating:
+    """The model, the optimizer and what counts, of one accumulating loop."""
+
+    def __init__(self, each: Accumulation) -> None:
+        self.model: Any = build()
+        if each.compiled:
+            self.model = torch.compile(self.model, backend="aot_eager")
+        self.optimizer: Any = torch.optim.SGD(self.model.parameters(), lr=0.0 if each.warms_up else 0.05)
+        self.steps = 0
+        self.inner = torch.optim.SGD(self.model.parameters(), lr=0.05)
+        self.countoff: Any = None
+        if each.framework == "accelerate":
+            from accelerate import Accelerator
+
+            from countoff.accelerate import Countoff as AccelerateCountoff
+
+            accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
+            self.model, self.optimizer = accelerator.prepare(self.model, self.optimizer)
+            self.countoff = AccelerateCountoff(accelerator)
+        elif each.framework == "fabric":
+            from lightning.fabric import Fabric
+
+            from countoff.fabric import Countoff as FabricCountoff
+
+            fabric = Fabric(**devices.lightning(), strategy="ddp")
+            fabric.launch()
+            self.model, self.optimizer = fabric.setup(self.model, self.optimizer)
+            of: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer}
+            self.countoff = FabricCountoff(fabric, gradient_accumulation_steps=4, **of)
+        else:
+            self.model = devices.ddp(self.model)
+            if each.counted:
+                of = {"model": self.model, "optimizer": self.optimizer}
+                self.countoff = Countoff(gradient_accumulation_steps=4, **of)
+        self.ddp = next(part for part in self.model.modules() if isinstance(part, DistributedDataParallel))
+
+    def pass_over(self, batch: Any, each: Accumulation, *, outside: bool) -> None:
+        images, labels = devices.moved(batch)
+        with contextlib.nullcontext() if outside else self.ddp.no_sync():
+            torch.nn.functional.cross_entropy(self.model(images), labels).backward()
+            if each.passes_more and outside:
+                with self.ddp.no_sync():
+                    self.model(images)
+        if each.inner and not outside:
+            before = [parameter.detach().clone() for parameter in self.model.parameters()]
+            self.inner.step()
+            with torch.no_grad():
+                for parameter, kept in zip(self.model.parameters(), before, strict=True):
+                    parameter.copy_(kept)
+
+    def average(self, *, gradients: bool = False) -> None:
+        for parameter in self.model.parameters():
+            values = parameter.grad if gradients else parameter.data
+            dist.all_reduce(values)
+            values /= dist.get_world_size()
+
+    def step(self, each: Accumulation, *, averaged: bool) -> None:
+        if each.averages == "gradients":
+            self.average(gradients=True)
+        if each.passes_more:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.steps += 1
+        self.optimizer.param_groups[0]["lr"] = 0.0 if self.steps < each.warms_up else 0.05
+        if each.averages == "weights" and averaged:
+            self.average()
+
+
+def accumulate(each: Accumulation) -> dict[str, Any]:
+    if not dist.is_initialized():
+        devices.join()
+    loop, averages = _Accumulating(each), False
+    images, labels = digits()
+    dataset = TensorDataset(images[:144], labels[:144])
+    loader = DataLoader(dataset, 4, sampler=DistributedSampler(dataset, shuffle=False))
+    with loop.countoff.uncounted() if each.uncounted and loop.countoff is not None else contextlib.nullcontext():
+        for _ in range(2):
+            averaged = False
+            for number, batch in enumerate(counted(loop.countoff, loader)):
+                if each.averages == "late" and averages:
+                    loop.average()
+                steps = number % 4 == 3 or number == 17
+                outside = {"last": steps, "first": number % 4 == 0, "fourth": number % 4 == 3}.get(each.outside, False)
+                loop.pass_over(batch, each, outside=outside)
+                averaged |= outside
+                if steps:
+                    loop.step(each, averaged=averaged)
+                    averaged = False
+                averages = steps
+    if loop.countoff is not None:
+        loop.countoff.close()
+    assert not loop.ddp._forward_pre_hooks
+    warned = {} if loop.countoff is None else {notice.kind: notice.sentence for notice in loop.countoff.guard.notices}
+    return {"warned": warned, "weights": [values.tolist() for values in loop.model.state_dict().values()]}
+
+
+def accumulate_each(cases: list[Accumulation]) -> list[dict[str, Any]]:
+    """Trains one after the other on the same ranks."""
+    return [accumulate(each) for each in cases]

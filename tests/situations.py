@@ -575,6 +575,12 @@ def data() -> Iterator[Situation]:
             lambda _, digests=digests: weights.judge_weights(20, dict(enumerate(digests)), ["layers.3.weight"]),
             adapters=able("WeightsDiffer"),
         )
+    yield Situation(
+        "WeightsDiffer",
+        "no_sync() is around the last micro-batch of a step",
+        lambda _: weights.judge_weights(2, {0: ["a1"], 1: ["b0"]}, ["layers.3.weight"], unaveraged=1),
+        adapters=["torch", "accelerate", "transformers", "fabric"],
+    )
 
 
 def models() -> Iterator[Situation]:

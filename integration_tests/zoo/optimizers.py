@@ -1,5 +1,6 @@
 """Optimizers and schedules: several of them, few steps, many steps, and steps that are no steps of training."""
 
+import contextlib
 import copy
 import math
 
@@ -355,4 +356,131 @@ def state_of_the_optimizer_is_loaded(options):
                 train_on(model, optimizer, batch)
                 if number == 3:
                     optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    return model
+
+
+def average_weights(model):
+    """Gives all ranks the mean of their weights. Collective: every rank must call it."""
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.data)
+        parameter.data /= dist.get_world_size()
+
+
+@healthy(even=True)
+def local_sgd_with_a_synchronised_step(options):
+    """Three steps of each rank by itself, one by averaged gradients, and then the weights are averaged."""
+    model, loader = ddp(), sharded()
+    optimizer = sgd(model)
+    with Countoff(model=model, optimizer=optimizer, **options) as countoff:
+        for _ in epochs_of(loader):
+            for number, batch in enumerate(countoff.train(loader)):
+                if number % 4 == 3:
+                    train_on(model, optimizer, batch)
+                    average_weights(model)
+                else:
+                    with model.no_sync():
+                        train_on(model, optimizer, batch)
+            average_weights(model)
+    return model
+
+
+@healthy()
+def outer_and_inner_optimizer(options):
+    """Ranks train apart by an inner optimizer, and an outer one steps by the mean of their ways (DiLoCo)."""
+    model, loader = ddp(), sharded()
+    outer_parameters = [torch.nn.Parameter(each.detach().clone()) for each in model.parameters()]
+    inner, outer = sgd(model), torch.optim.SGD(outer_parameters, lr=0.7, momentum=0.9, nesterov=True)
+    with Countoff(model=model, optimizer=[inner, outer], **options) as countoff:
+        train_on(model, inner, next(iter(own_batches())))  # averaged, so that all begin alike
+        average_weights(model)
+        for _ in epochs_of(loader):
+            for number, batch in enumerate(countoff.train(loader)):
+                with model.no_sync():
+                    train_on(model, inner, batch)
+                if number % 4 == 3:
+                    with torch.no_grad():
+                        for far, own in zip(outer_parameters, model.parameters(), strict=True):
+                            far.grad = far - own
+                            dist.all_reduce(far.grad)
+                            far.grad /= dist.get_world_size()
+                        outer.step()
+                        for far, own in zip(outer_parameters, model.parameters(), strict=True):
+                            own.copy_(far)
+    return model
+
+
+@healthy()
+def inner_steps_that_are_taken_back(options):
+    """The same optimizer steps by a rank's own batch; then its weights are put back, and it steps by averaged ones."""
+    model, loader = ddp(), sharded()
+    optimizer = sgd(model)
+    with Countoff(model=model, optimizer=optimizer, **options) as countoff:
+        for _ in epochs_of(loader):
+            for batch in countoff.train(loader):
+                before = copy.deepcopy(model.state_dict())
+                with model.no_sync():
+                    train_on(model, optimizer, batch)
+                adapted = loss_of(model, batch)
+                adapted.backward()
+                model.load_state_dict(before)
+                optimizer.step()
+                optimizer.zero_grad()
+    return model
+
+
+@healthy()
+def sharpness_aware_steps(options):
+    """Each rank climbs by its own gradient inside no_sync, and the step is taken by the averaged one from there."""
+    model, loader = ddp(), sharded()
+    optimizer = sgd(model)
+    with Countoff(model=model, optimizer=optimizer, **options) as countoff:
+        for _ in epochs_of(loader):
+            for batch in countoff.train(loader):
+                with model.no_sync():
+                    loss_of(model, batch).backward()
+                climbed = [0.05 * grad for each in model.parameters() if (grad := each.grad) is not None]
+                with torch.no_grad():
+                    for parameter, way in zip(model.parameters(), climbed, strict=True):
+                        parameter.add_(way)
+                optimizer.zero_grad()
+                loss_of(model, batch).backward()
+                with torch.no_grad():
+                    for parameter, way in zip(model.parameters(), climbed, strict=True):
+                        parameter.sub_(way)
+                optimizer.step()
+                optimizer.zero_grad()
+    return model
+
+
+@healthy()
+def generator_through_a_discriminator(options):
+    """The generator's gradients go through the discriminator inside no_sync, which leaves some of its own behind."""
+    first, second, loader = ddp(1), ddp(2), sharded()
+    slow, fast = sgd(first), sgd(second)
+    with Countoff(model=[first, second], optimizer=[slow, fast], **options) as countoff:
+        for _ in epochs_of(loader):
+            for inputs, labels in countoff.train(loader):
+                with second.no_sync():
+                    made = torch.nn.functional.pad(first(inputs), (0, 4))
+                    torch.nn.functional.cross_entropy(second(made), labels).backward()
+                slow.step()
+                slow.zero_grad()
+                fast.zero_grad()
+                train_on(second, fast, (inputs, labels))
+    return first, second
+
+
+@healthy()
+def ranks_that_adapt_for_a_while(options):
+    """After some averaged steps each rank adapts to its own data; then it goes on with the weights of before."""
+    model, loader = ddp(), sharded()
+    optimizer = sgd(model)
+    with Countoff(model=model, optimizer=optimizer, **options) as countoff:
+        for epoch in epochs_of(loader, 3):
+            before = copy.deepcopy(model.state_dict())
+            for batch in countoff.train(loader):
+                with model.no_sync() if epoch == 1 else contextlib.nullcontext():
+                    train_on(model, optimizer, batch)
+            if epoch == 1:
+                model.load_state_dict(before)
     return model

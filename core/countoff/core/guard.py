@@ -507,6 +507,19 @@ class Guard:
         if not self._closed:
             self._checks.splits.evaluates(split)
 
+    def suspect_weights(self, unaveraged: int, begin: Callable[[], PendingHashes]) -> None:
+        """Compares weights now, where an optimizer has stepped by gradients that were not averaged. It does not wait.
+
+        Args:
+            unaveraged: The number of that step since the fit began, from 1.
+            begin: Begins to compute the hashes of the weights that ranks must hold alike.
+        """
+        weights = self._checks.weights
+        weights.suspect(self.span, unaveraged, begin)
+        if weights.wants_batch:
+            with self.state.lock:
+                self._arm(self.span)
+
     def train_end(
         self, reason: Literal["exhausted", "stopped"], *, notice: Verdict | None = None, may_raise: bool = True
     ) -> None:

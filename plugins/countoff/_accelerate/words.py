@@ -82,7 +82,7 @@ WORDS = Words(
         **EVEN,
         "DuplicateData": "loaders that are not sharded",
         "NotReadOnce": "map-style datasets",
-        "WeightsDiffer": "with `weights_every=`",
+        "WeightsDiffer": "with `weights_every=`, or after a step by gradients of `no_sync()`",
         "ShortRun": "with `epochs=`",
         "WrongHorizon": "prepared schedulers",
     },

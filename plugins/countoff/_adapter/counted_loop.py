@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from countoff._adapter.averaged_gradients import watch_averaging
 from countoff._adapter.dealt_streams import streamed_twice
 from countoff._adapter.evaluation_totals import EvaluationTotals
 from countoff._adapter.fit import NO_LOADERS, Fit
@@ -140,6 +141,7 @@ class CountedLoop:
         self.until_end(self._forget_loader)
         self.until_end(count_sharded_passes(fit))
         self.until_end(on_optimizer_step(self.step, self._steps_of).remove)
+        self.until_end(watch_averaging(fit))  # behind what counts the steps
         self._exit_hooks = ExitHooks(self._fail_uncaught, self._at_exit)
         try:
             planned = fit.schedules.plans(fit.steps_before)

@@ -4,6 +4,9 @@ At the moments that all ranks have in common (after every n-th optimizer step) e
 The ranks that must hold the same ones compare one digest of them all: the first of them to come writes its own, later
 ones compare with it, and nobody waits. Only where two differ, all of them are asked once for the digests of their
 parameters. In a healthy job, a check costs each rank two calls to the store.
+
+They are also compared where an optimizer has stepped by gradients that DDP has not averaged: such a step is right in a
+program that averages the weights by itself, so that the weights alone prove a fault.
 """
 
 from __future__ import annotations
@@ -25,21 +28,32 @@ from countoff.core.words import clip, count_of, names_of, ranks_by
 if TYPE_CHECKING:
     from countoff.core.state import State
 
-__all__ = ["PendingHashes", "Replicas", "Weights", "digests_of", "judge_weights"]
+__all__ = ["GRADIENTS", "PendingHashes", "Replicas", "Weights", "digests_of", "judge_weights"]
 
+GRADIENTS = "gradients"
+"""The subject where a step has used gradients that DDP has not averaged."""
 WEIGHTS_DIFFER = VerdictKind(
     "WeightsDiffer",
-    "ranks that must hold the same weights hold different ones; checked with `weights_every`",
+    "ranks that must hold the same weights hold different ones; checked with `weights_every`, and where an optimizer "
+    "has stepped by gradients of `no_sync()`",
     causes={
         "": Cause(
             "These ranks must hold the same bits. They may have differed before: they are compared every "
             "`weights_every` optimizer steps.",
             "look for what only some ranks do to that parameter: an assignment or an in-place change after the model "
             "was wrapped, a checkpoint loaded there, requires_grad set or a layer added after wrapping, an optimizer "
-            "step or a backward() that is left out. Then load, on all ranks, a checkpoint that was written before "
-            "that.\n"
+            "step or a backward() that is left out, a step whose last backward() is inside no_sync(). Then load, on "
+            "all ranks, a checkpoint that was written before that.\n"
             "where ranks train apart on purpose: weights_every=0.",
-        )
+        ),
+        GRADIENTS: Cause(
+            "Inside no_sync(), DDP averages no gradients. So each rank has stepped by gradients of its own data, and "
+            "its weights have differed from those of the others since.",
+            "leave only those micro-batches inside no_sync() that another one follows before the step: the last "
+            "forward and backward pass before each optimizer.step() is outside of it, also at the end of an epoch. "
+            "Then load, on all ranks, a checkpoint that was written before that step.\n"
+            "where ranks train apart on purpose: levels={'WeightsDiffer': 'off'}.",
+        ),
     },
 )
 _DIGITS, _MOST_DIGESTS = 3, 300
@@ -125,11 +139,26 @@ class Weights(Check):
         self._others: Others | None = None
         self._kept: dict[tuple[int, str, str], Replicas] = {}
         self._last_steps: int | None = None
+        self._unaveraged = 0
+        self._compares = bool(state.settings.weights_every)
 
     def fit_started(self, start: FitStart, others: Others | None) -> None:  # noqa: D102
-        if others is not None and self._begin is not None and self._state.settings.weights_every:
-            self._others, self.watches_steps = others, True
+        if others is not None and self._begin is not None:
+            self._others, self.watches_steps = others, self._compares
             others.answer(WEIGHTS_DIFFER.name, self._answer)
+
+    def suspect(self, span: SpanCounters, unaveraged: int, begin: Callable[[], PendingHashes]) -> None:
+        """Compares weights as they are now, because an optimizer has stepped by gradients of `no_sync()`.
+
+        Args:
+            span: The innermost open span.
+            unaveraged: The number of that step in this fit, from 1.
+            begin: Begins to compute the hashes of the weights.
+        """
+        self._unaveraged = unaveraged
+        if span.compared and self._state.evidence.steps_by_batch:
+            # Not under the key of the comparison before the same batch, which may be due as well.
+            self._compare_as_they_are(self._state.steps, f"{span.opened}.{span.started}.forward", begin)
 
     def stepped(self, span: SpanCounters, steps: int) -> None:  # noqa: D102
         # On another thread, the weights would be read while a step changes them.
@@ -148,17 +177,30 @@ class Weights(Check):
         self._compare_what_is_there()
 
     def settle(self) -> None:  # noqa: D102
-        if self._others is not None:
+        if self._others is not None and self._compares:
             self._others.settle_question(WEIGHTS_DIFFER.name)
 
     def _look(self, span: SpanCounters) -> None:
         """Begins the check that is due, and compares what is there of earlier ones."""
         steps, self._due = self._due, None
+        if steps is None or self._begin is None:
+            self._compare_what_is_there()
+        else:
+            self._compare_as_they_are(steps, f"{span.opened}.{span.started}", self._begin)
+
+    def _compare_as_they_are(self, steps: int, moment: str, begin: Callable[[], PendingHashes]) -> None:
+        """Begins a check, and compares what is there.
+
+        Args:
+            steps: Optimizer steps of this rank.
+            moment: The moment, in the same words on all ranks.
+            begin: Begins to compute the hashes.
+        """
         last = self._last_steps
-        if steps is not None and (last is None or steps <= last) and self._may_begin and self._begin is not None:
+        self._compares = True
+        if (last is None or steps <= last) and self._may_begin:
             with contextlib.suppress(Exception):  # as without memory, or without a process group any more
-                # The moment is in the same words on all ranks.
-                self._pending.append((steps, f"{span.opened}.{span.started}", self._begin()))
+                self._pending.append((steps, moment, begin()))
         self._compare_what_is_there()
 
     @property
@@ -191,7 +233,8 @@ class Weights(Check):
 
         def judge(standing: Mapping[str, Any]) -> None:
             if standing["digest"] != replicas.digest:
-                others.ask(WEIGHTS_DIFFER.name, asked, replicas.ranks, partial(_judge, steps, replicas))
+                judges = partial(_judge, steps, replicas, self._unaveraged)
+                others.ask(WEIGHTS_DIFFER.name, asked, replicas.ranks, judges)
 
         ranks = len(replicas.ranks)
         others.compare(f"weights/{steps}/{moment}/{replicas.key}", record, judge, ranks=ranks)
@@ -210,14 +253,14 @@ class Weights(Check):
         return None if replicas is None else replicas.answer()  # of other ranks, or this rank has not got so far
 
 
-def _judge(steps: int, replicas: Replicas, records: Records) -> Verdict | None:
+def _judge(steps: int, replicas: Replicas, unaveraged: int, records: Records) -> Verdict | None:
     answers = {rank: digests_of(record, len(replicas.answer()["parts"])) for rank, record in records.items()}
     if len(set(answers.values())) < 2:
         return None
     parts = zip(*(parts for _, *parts in answers.values()), strict=True)
     differ = [number for number, digests in enumerate(parts) if len(set(digests)) > 1]
     names = [replicas.named(part) for part in differ[:_MOST_NAMED]] + (["…"] if len(differ) > _MOST_NAMED else [])
-    return judge_weights(steps, answers, names)
+    return judge_weights(steps, answers, names, unaveraged)
 
 
 def digests_of(record: Mapping[str, Any], length: int) -> tuple[str, ...]:
@@ -240,13 +283,16 @@ def _digest(hashes: Sequence[int]) -> Any:
     return hashlib.blake2b(b"".join(value.to_bytes(8, "little", signed=True) for value in hashes), digest_size=8)
 
 
-def judge_weights(steps: int, answers: Mapping[int, Sequence[str]], parameters: Sequence[str]) -> Verdict:
+def judge_weights(
+    steps: int, answers: Mapping[int, Sequence[str]], parameters: Sequence[str], unaveraged: int = 0
+) -> Verdict:
     """Returns the verdict about ranks of which not all hold the same weights.
 
     Args:
         steps: Optimizer steps after which they were compared.
         answers: By rank, digests of all parameters, of which two at least differ.
         parameters: Names of the first parameters that differ, as far as that is known.
+        unaveraged: The number of an optimizer step by gradients of `no_sync()`, from 1; 0 if none is known.
 
     Example:
         >>> print(judge_weights(20, {0: ["a"], 1: ["a"], 2: ["b"]}, ["head.weight"]).sentence)
@@ -275,5 +321,6 @@ head.weight.
             who = f"{names_of(sorted(answers))} hold {len(groups)} different sets of weights"
     verb = "parameter that differs is" if len(parameters) == 1 else "parameters that differ are"
     first = f"; the first {verb} {', '.join(parameters)}" if parameters else ""
-    sentence = f"after {count_of(steps, 'optimizer step')}, {who}{first}."
-    return WEIGHTS_DIFFER.found(sentence, named, standing=standing)
+    inside = f"; the last backward pass before step {unaveraged} ran inside no_sync()" if unaveraged else ""
+    sentence = f"after {count_of(steps, 'optimizer step')}, {who}{first}{inside}."
+    return WEIGHTS_DIFFER.found(sentence, named, standing=standing, subject=GRADIENTS if unaveraged else "")

@@ -22,6 +22,7 @@ from countoff.core.checks import data as identity
 from countoff.core.checks import judge, late, once, resume, short, splits, versions, weights
 from countoff.core.checks.check import FitStart
 from countoff.core.checks.even import EvenCheck, judge_lengths, repeated, truncated
+from countoff.core.checks.framework import judge_steps
 from countoff.core.checks.horizon import Horizon, RunLength, run_out, wrong_horizon
 from countoff.core.checks.learning_rates import SchedulePlan, base_mismatch, judge_schedules, rate_mismatch
 from countoff.core.checks.lost import (
@@ -808,6 +809,18 @@ def processes() -> Iterator[Situation]:
         "split_batches on 2 processes",
         lambda _: import_module("countoff._transformers.trainer").total_warning(args, 2),
         adapters=["transformers"],
+    )
+    yield Situation(
+        "WrongTotal",
+        "each batch is stepped",
+        lambda _: judge_steps(EPOCH, 120, 4, batches=120, passes=120),
+        adapters=["torch", "accelerate", "fabric"],
+    )
+    yield Situation(
+        "WrongTotal",
+        "each part of the last batch is stepped",
+        lambda _: judge_steps(EPOCH, 129, 10, batches=120, passes=1200, cut=True),
+        adapters=["accelerate"],
     )
 
 

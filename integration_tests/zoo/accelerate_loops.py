@@ -406,3 +406,69 @@ def schedule_of_the_examples(options):
                 step(own, model, optimizer, batch)
                 scheduler.step()
     return model, scheduler.get_last_lr()
+
+
+@healthy()
+def parts_of_each_batch_by_torch_alone(options):
+    """Each batch is cut into four parts, which are one step, and the backward passes are torch's, not Accelerate's."""
+    own = accelerator(4)
+    model, optimizer, loader = prepared(own, shuffled(128))
+    countoff = Countoff(own, **options)
+    for _ in range(2):
+        for inputs, labels in countoff.train(loader):
+            for part in zip(inputs.chunk(4), labels.chunk(4), strict=True):
+                with own.accumulate(model):
+                    (loss_of(model, part) / 4).backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+    countoff.close()
+    return model
+
+
+@healthy()
+def several_passes_over_each_batch(options):
+    """As in reinforcement learning, each batch is gone over four times in parts, and four parts are a step."""
+    own = accelerator(4)
+    own.gradient_state.plugin_kwargs["sync_with_dataloader"] = False
+    model, optimizer, loader = prepared(own, shuffled(128))
+    countoff = Countoff(own, **options)
+    for _ in range(2):
+        for inputs, labels in countoff.train(loader):
+            for _ in range(4):
+                for part in zip(inputs.chunk(4), labels.chunk(4), strict=True):
+                    step(own, model, optimizer, part)
+    countoff.close()
+    return model
+
+
+@healthy()
+def accumulation_that_grows(options):
+    """The first batches of the first epoch are a step each, and later ones four together."""
+    own = accelerator(4)
+    model, optimizer, loader = prepared(own, shuffled(128))
+    countoff, done = Countoff(own, **options), 0
+    for _ in range(2):
+        for batch in countoff.train(loader):
+            own.gradient_accumulation_steps = 1 if done < 12 else 4
+            step(own, model, optimizer, batch)
+            done += 1
+    countoff.close()
+    return model
+
+
+@healthy()
+def two_models_that_accumulate_together(options):
+    """A discriminator steps twice where the generator steps once, with a backward pass for each."""
+    own = accelerator(4)
+    first, slow, loader = prepared(own, shuffled(128))
+    second, fast = prepared(own, seed=8)
+    countoff = Countoff(own, **options)
+    for _ in range(2):
+        for batch in countoff.train(loader):
+            with own.accumulate(first, second):
+                for model, optimizer in ((second, fast), (second, fast), (first, slow)):
+                    own.backward(loss_of(model, batch))
+                    optimizer.step()
+                    optimizer.zero_grad()
+    countoff.close()
+    return first, second

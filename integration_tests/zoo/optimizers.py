@@ -484,3 +484,95 @@ def ranks_that_adapt_for_a_while(options):
             if epoch == 1:
                 model.load_state_dict(before)
     return model
+
+
+@healthy(even=True)
+def two_models_that_accumulate_in_turns(options):
+    """Each of two models steps after four batches of its own; they have the batches in turns."""
+    first, second, loader = ddp(1), ddp(2), sharded(128)
+    models, seen = [(first, sgd(first)), (second, sgd(second))], [0, 0]
+    with Countoff(optimizer=[each for _, each in models], gradient_accumulation_steps=4, **options) as countoff:
+        for _ in epochs_of(loader):
+            for number, batch in enumerate(countoff.train(loader)):
+                model, optimizer = models[number % 2]
+                loss_of(model, batch).backward()
+                seen[number % 2] += 1
+                if seen[number % 2] % 4 == 0:
+                    optimizer.step()
+                    optimizer.zero_grad()
+    return first, second
+
+
+@healthy(even=True)
+def optimizers_that_accumulate_apart(options):
+    """Three optimizers of one model step after every fourth batch, but not after the same one."""
+    model, loader = ddp(), sharded(128)
+    optimizers = [torch.optim.SGD(part, lr=0.1) for part in ([*model.module[0].parameters()], [model.module[3].weight])]
+    optimizers.append(torch.optim.SGD([model.module[3].bias], lr=0.1))
+    with Countoff(model=model, optimizer=optimizers, gradient_accumulation_steps=4, **options) as countoff:
+        for _ in epochs_of(loader):
+            for number, batch in enumerate(countoff.train(loader)):
+                loss_of(model, batch).backward()
+                if number % 4 < 3:
+                    optimizers[number % 4].step()
+                    optimizers[number % 4].zero_grad()
+    return model
+
+
+@healthy(even=True)
+def an_optimizer_that_does_not_accumulate(options):
+    """The weights are stepped after four batches, a scale of the loss after each one."""
+    model, loader = ddp(), sharded(128)
+    scale = torch.nn.Parameter(torch.ones(1))
+    slow, fast = sgd(model), torch.optim.SGD([scale], lr=0.01)
+    with Countoff(gradient_accumulation_steps=4, **options) as countoff:
+        for _ in epochs_of(loader):
+            for number, batch in enumerate(countoff.train(loader)):
+                (loss_of(model, batch) * scale).backward()
+                dist.all_reduce(scale.grad)
+                fast.step()
+                fast.zero_grad()
+                if number % 4 == 3:
+                    slow.step()
+                    slow.zero_grad()
+    return model, scale
+
+
+@healthy(even=True)
+def micro_batches_of_each_batch(options):
+    """Each batch is cut into four micro-batches, which are one step: the accumulation is one of these."""
+    model, loader = ddp(), sharded(128)
+    optimizer = sgd(model)
+    with Countoff(model=model, optimizer=optimizer, gradient_accumulation_steps=4, **options) as countoff:
+        for _ in epochs_of(loader):
+            for inputs, labels in countoff.train(loader):
+                for part in zip(inputs.chunk(4), labels.chunk(4), strict=True):
+                    loss_of(model, part).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    return model
+
+
+@healthy(even=True)
+def closures_of_accumulated_batches(options):
+    """LBFGS runs its closure many times, over the four batches that a step has."""
+    model, loader = ddp(), sharded(128)
+    model.eval()  # without dropout, which a line search cannot follow
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+    held = []
+
+    def closure():
+        optimizer.zero_grad()
+        losses = [loss_of(model, batch) / 4 for batch in held]
+        for loss in losses:
+            loss.backward()
+        return sum(losses)
+
+    with Countoff(model=model, optimizer=optimizer, gradient_accumulation_steps=4, **options) as countoff:
+        for _ in epochs_of(loader):
+            for batch in countoff.train(loader):
+                held.append(batch)
+                if len(held) == 4:
+                    optimizer.step(closure)
+                    held.clear()
+    return model

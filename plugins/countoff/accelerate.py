@@ -21,6 +21,7 @@ with needs("Accelerate", facade="countoff.accelerate", install="'countoff[accele
     from countoff._accelerate.process import not_distributed
     from countoff._accelerate.words import TICKS, WORDS
 from countoff._adapter.counted_loop import CountedLoop
+from countoff._adapter.epoch_steps import EpochSteps
 from countoff._adapter.evaluation_totals import EvaluationTotals
 from countoff._adapter.fit import Fit, OwnRank, plan_of
 from countoff._adapter.options import own_arguments
@@ -108,6 +109,8 @@ class Countoff(OwnLoop):
     def _tell_of(self, loop: CountedLoop, loader: Any) -> LoaderFacts:
         facts = self._facts(loader)
         loop.fit.totals = self._totals(facts)
+        of = self._accelerator
+        loop.epoch_steps = EpochSteps(lambda: getattr(of(), "gradient_accumulation_steps", 1), by_passes=True)
         if is_prepared(loader):
             reference = weakref.ref(loader)
             loop.train_loader = reference

@@ -55,10 +55,12 @@ class Countoff(TorchLoop):
         model: The model as it is trained, or a list of such: wrapped in DistributedDataParallel, or with `fully_shard`
             applied, which proves that ranks must have equal learning rates and weights. Forward passes for training are
             counted as micro-batches, and a warning names ranks that run different numbers of them per optimizer step.
-            Weights are compared with `weights_every`. None: none of this is done.
+            Weights are compared with `weights_every`, and after a step by gradients of `no_sync()`. None: none of this
+            is done.
         epochs: Epochs of the whole run, at least 0, if known: schedules are compared with it.
         max_steps: Optimizer steps after which the whole run ends, at least 0, if there is such a limit.
-        gradient_accumulation_steps: Batches of one rank per optimizer step, at least 1.
+        gradient_accumulation_steps: Batches of one rank per optimizer step, at least 1. An epoch with more steps gets a
+            warning.
         batch_size: Samples of one rank per batch; None: what the loader shows.
         dataset_size: Samples of the whole train dataset over all ranks, at least 1. A warning says if each rank reads
             only a share of its share. None: that is found only where the objects or the data show it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from countoff._adapter.words import EVEN, Words, data_remedies, uneven_remedies
+from countoff.core.checks.framework import CUT_BATCHES, STEPS
 from countoff.core.checks.resume import AGAIN, POSITION, RATE
 
 __all__ = ["TICKS", "WORDS", "launch_remedy"]
@@ -62,6 +63,22 @@ WORDS = Words(
                 "if you have begun a new schedule on purpose, ignore this."
             ),
         },
+        "WrongTotal": {
+            STEPS: (
+                "put the passes of each batch, optimizer.step() and optimizer.zero_grad() inside of "
+                "`with accelerator.accumulate(model):`.\n"
+                "if each batch is to have a step: Accelerator(gradient_accumulation_steps=1), and a learning-rate "
+                "schedule for as many steps."
+            ),
+            CUT_BATCHES: (
+                "keep accumulate() from stepping after each part of the last batch: "
+                "GradientAccumulationPlugin(num_steps=…, sync_with_dataloader=False) for the Accelerator, where each "
+                "epoch has a multiple of num_steps of these parts.\n"
+                "put the passes of each part, optimizer.step() and optimizer.zero_grad() inside of "
+                "`with accelerator.accumulate(model):`.\n"
+                "cut up no batch: let the loader give the parts as its batches."
+            ),
+        },
         **data_remedies(
             shares=(
                 "let accelerator.prepare() shard the loader.\n"
@@ -84,7 +101,7 @@ WORDS = Words(
         "NotReadOnce": "map-style datasets",
         "WeightsDiffer": "with `weights_every=`, or after a step by gradients of `no_sync()`",
         "ShortRun": "with `epochs=`",
+        "WrongTotal": "with gradient accumulation",
         "WrongHorizon": "prepared schedulers",
     },
-    cannot={"WrongTotal": "Accelerate tells no number of samples"},
 )

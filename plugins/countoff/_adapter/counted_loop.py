@@ -10,6 +10,7 @@ from typing import Any
 
 from countoff._adapter.averaged_gradients import watch_averaging
 from countoff._adapter.dealt_streams import streamed_twice
+from countoff._adapter.epoch_steps import EpochSteps
 from countoff._adapter.evaluation_totals import EvaluationTotals
 from countoff._adapter.fit import NO_LOADERS, Fit
 from countoff._adapter.leaving import ExitHooks, LeftFit
@@ -48,6 +49,7 @@ class CountedLoop:
         may_resume: Whether a pass over the train loader may begin in the middle of an epoch without a word of it, so
             that a single pass tells no length.
         train_loader: Returns the train loader whose epochs are compared with its length; None where none is.
+        epoch_steps: Counts the optimizer steps of the epoch; None where the framework accumulates gradients by itself.
         trainer_ends: Whether the epochs, and the position after a resume, are those of a trainer, which also says by
             itself why it has ended.
     """
@@ -70,6 +72,7 @@ class CountedLoop:
         self.length_now: Callable[[], int | None] = _unknown
         self.may_resume = False
         self.train_loader: Callable[[], Any] | None = None
+        self.epoch_steps: EpochSteps | None = None
         self.trainer_ends = False
         self._last_length: int | None = None
         self._position = 0
@@ -269,15 +272,20 @@ class CountedLoop:
         """Counts an optimizer step of this loop."""
         self.passes.settle()  # a pass that was left before this step does not have it
         self.guard.step(id(optimizer))
+        if self.epoch_steps is not None:
+            self.epoch_steps.step(id(optimizer), self.guard.train_batches)
         self.fit.stepped()
 
     def _epoch_begins(self, epoch: int) -> None:
         self._position = self.guard.train_batches
+        if self.epoch_steps is not None:
+            self.epoch_steps.begin()
         self.fit.epoch_begins(epoch)
 
     def _learn_length(self) -> Verdict | None:
         """Learns from a train epoch that ends because its loader is exhausted; returns a warning, if there is one."""
         self._note_end()
+        self._judge_steps()
         if self.guard.makes_even:
             return self.fit.learn_length()
         if not self.guard.resumes.begins_epoch:  # its loader may have been restored in the middle of the epoch
@@ -288,6 +296,14 @@ class CountedLoop:
         if self.fit.totals is not None:
             self.fit.totals.report_again(self.length_now())
         return self.fit.learn_length() or self.fit.sharded_twice()
+
+    def _judge_steps(self) -> None:
+        """Warns if the train epoch has had more optimizer steps than its gradient accumulation makes."""
+        guard, span = self.guard, self.guard.span
+        if self.epoch_steps is None or not (guard.state.leads and span.compared and guard.evidence.steps_by_batch):
+            return
+        batches, passes = guard.batches - self._position, span.micro_batches
+        self.fit.warn(self.epoch_steps.judge(span.name, batches=batches, passes=passes))
 
     def _note_end(self) -> None:
         """Takes note of the end of a train epoch that the end of its loader has ended."""

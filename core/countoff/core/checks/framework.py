@@ -1,16 +1,25 @@
 """Does the framework count the job that runs? Adapters look for that, by what they know of their framework.
 
 A loader may report the batches of all ranks (`WrongLength`), a total may count each batch once per process
-(`WrongTotal`), and each process may train as the only one (`NotDistributed`).
+(`WrongTotal`), or optimizer steps that a loop does not make, and each process may train as the only one
+(`NotDistributed`).
 """
 
 from __future__ import annotations
 
+from countoff.core.counts.steps import steps_in_epoch
 from countoff.core.plan import BatchPlan
-from countoff.core.verdict import Verdict, VerdictKind
+from countoff.core.verdict import Cause, Verdict, VerdictKind
 from countoff.core.words import count_of
 
-__all__ = ["NOT_DISTRIBUTED", "WRONG_LENGTH", "WRONG_TOTAL", "judge_length"]
+__all__ = ["CUT_BATCHES", "NOT_DISTRIBUTED", "STEPS", "WRONG_LENGTH", "WRONG_TOTAL", "judge_length", "judge_steps"]
+
+STEPS, CUT_BATCHES = "steps", "cut batches"
+"""The subjects of a `WrongTotal` of optimizer steps: there are too many, or a batch that is cut up has several."""
+_MORE = Cause(
+    "Each step has the samples of fewer batches than planned. A learning-rate schedule for the planned steps ends "
+    "before the run."
+)
 
 WRONG_LENGTH = VerdictKind(
     "WrongLength",
@@ -20,8 +29,10 @@ WRONG_LENGTH = VerdictKind(
 )
 WRONG_TOTAL = VerdictKind(
     "WrongTotal",
-    "the framework's total batch size counts each batch once per process (`split_batches`)",
+    "the framework's total batch size counts each batch once per process (`split_batches`), or an epoch has more "
+    "optimizer steps than its gradient accumulation makes",
     ends=False,
+    causes={STEPS: _MORE, CUT_BATCHES: _MORE},
 )
 NOT_DISTRIBUTED = VerdictKind(
     "NotDistributed",
@@ -49,3 +60,36 @@ def judge_length(plan: BatchPlan, *, counted_by: str, consequences: str) -> Verd
         )
     sentence = f"{counted_by} counts on {count_of(reported, 'batch')} per epoch and rank; there are {true}."
     return WRONG_LENGTH.found(f"{sentence} {consequences}", why=why)
+
+
+def judge_steps(
+    epoch: str, steps: int, gradient_accumulation_steps: int, *, batches: int, passes: int, cut: bool = False
+) -> Verdict | None:
+    """Returns a `WrongTotal` if a train epoch has had more optimizer steps than its gradient accumulation makes.
+
+    One step more is not reported: an epoch may begin and end inside of an accumulation.
+
+    Args:
+        epoch: The name of the epoch.
+        steps: Its optimizer steps, at least 0.
+        gradient_accumulation_steps: Micro-batches per optimizer step, at least 1.
+        batches: Its batches on this rank, at least 0.
+        passes: Its micro-batches, at least as many.
+        cut: Whether some batch has had several of the steps.
+
+    Example:
+        >>> print(judge_steps("train epoch 0", 39, 10, batches=30, passes=300).sentence)
+        train epoch 0 had 39 optimizer steps in 300 micro-batches: gradient_accumulation_steps=10 makes at most 30.
+        >>> judge_steps("train epoch 0", 31, 4, batches=120, passes=120) is None
+        True
+    """
+    accumulation = gradient_accumulation_steps
+    most = steps_in_epoch(passes, gradient_accumulation_steps=accumulation, partial_applied=True)
+    if steps <= most + 1:
+        return None
+    counted = count_of(passes, "micro-batch") if passes > batches else count_of(batches, "batch")
+    sentence = f"{epoch} had {count_of(steps, 'optimizer step')} in {counted}"
+    return WRONG_TOTAL.found(
+        f"{sentence}: gradient_accumulation_steps={accumulation} makes at most {most}.",
+        subject=CUT_BATCHES if cut else STEPS,
+    )

@@ -414,6 +414,7 @@ def accumulate(each: Accumulation) -> dict[str, Any]:
     if loop.countoff is not None:
         loop.countoff.close()
     assert not loop.ddp._forward_pre_hooks
+    assert not any(parameter._post_accumulate_grad_hooks for parameter in loop.ddp.parameters())
     warned = {} if loop.countoff is None else {notice.kind: notice.sentence for notice in loop.countoff.guard.notices}
     return {"warned": warned, "weights": [values.tolist() for values in loop.model.state_dict().values()]}
 

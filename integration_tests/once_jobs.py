@@ -138,17 +138,17 @@ def _accelerate(run: Resume, directory: Path, resumes: bool) -> list[str]:
     return [f"{notice.kind}: {notice.sentence}" for notice in countoff.guard.notices]
 
 
-def lightning(wrong: list[bool], workers: int) -> list[list[str]]:
+def lightning_fits(wrong: list[bool], workers: int) -> list[list[str]]:
     """Fits of Lightning behind a DistributedSampler of the module's own; a wrong one shuffles by rank."""
     return [_fit(each, workers) for each in wrong]
 
 
 def _fit(wrong: bool, workers: int) -> list[str]:
-    import lightning as L
+    import lightning
 
     from countoff.lightning import Countoff
 
-    class Net(L.LightningModule):
+    class Net(lightning.LightningModule):
         def __init__(self) -> None:
             super().__init__()
             self.layer = torch.nn.Linear(64, 10)
@@ -169,12 +169,12 @@ def _fit(wrong: bool, workers: int) -> list[str]:
             self.sampler = DistributedSampler(dataset)
             return DataLoader(dataset, batch_size=BATCH_SIZE, sampler=self.sampler, num_workers=workers)
 
-    class Keeping(L.Callback):
+    class Keeping(lightning.Callback):
         def on_train_end(self, trainer: Any, pl_module: Any) -> None:
             kept.append(callback.guard)
 
     kept, callback = list[Any](), Countoff()
-    trainer = L.Trainer(
+    trainer = lightning.Trainer(
         max_epochs=3,
         accelerator="cpu",
         devices=2,

@@ -64,8 +64,8 @@ RESUMES = {
     "batches are skipped in each epoch": (
         Resume(skips_again=True),
         [
-            "NotReadOnce: train epoch 2 has skipped its first 4 batches on each rank, as the epoch did in which the run "
-            "resumed.",
+            "NotReadOnce: train epoch 2 has skipped its first 4 batches on each rank, as the epoch did in which the "
+            "run resumed.",
         ],
     ),
 }
@@ -82,7 +82,7 @@ def test_a_resume_in_another_order_is_found_at_its_first_batch(run_ranks, tmp_pa
 def test_lightning(run_ranks):
     """A sampler of the module's own whose epoch differs by rank is found."""
     for workers in (0, 2):
-        right, wrong = run_ranks(once_jobs.lightning, 2, [False, True], workers, deadline_seconds=120)[0].value
+        right, wrong = run_ranks(once_jobs.lightning_fits, 2, [False, True], workers, deadline_seconds=120)[0].value
         assert right == []
         assert len(wrong) == 1
         assert FOUND.fullmatch(wrong[0].removeprefix("NotReadOnce: ")), wrong

@@ -252,7 +252,7 @@ class _Hook:
     def _function(self) -> Callable[[Any], Any]:
         own, issues, begin = _BaseDataLoaderIter._next_index, self.issues, self._begin
 
-        def _next_index(iterator: Any) -> Any:
+        def next_index(iterator: Any) -> Any:
             issue = issues.get(id(iterator))
             if issue is None or issue.source != id(iterator._sampler_iter):
                 issue = begin(iterator)
@@ -265,7 +265,7 @@ class _Hook:
                 issue.add(index)
             return index
 
-        return _next_index
+        return next_index
 
     def _begin(self, iterator: Any) -> Issue:
         with self._lock:

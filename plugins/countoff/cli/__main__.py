@@ -134,7 +134,7 @@ set COUNTOFF_TRACE_DIR.
 
 Each row is a class of ranks that do the same: which ranks, their span, why they are not with the others, its batches,
 batches per second, the share of the time that they wait for the loader, how old their last line is, and their host.
-Those to look at come first: silent (no line for 15 seconds), behind, stands still, slow, slow loader.
+Those to look at come first: silent (no line for 15 seconds), behind, without a batch for so long, slow, slow loader.
 Below is the last warning. The view ends with the verdict, or when all ranks have ended; Ctrl-C leaves it.
 It only reads files, so the job does not notice it, and several people can look at once.
 In a pipe, and with --json, it shows this moment, and ends.

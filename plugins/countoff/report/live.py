@@ -23,6 +23,8 @@ _APART_SECONDS, _APART_BATCHES = 12.0, 2
 _SLOW_TIMES, _SLOW_SHARE, _LOADER_TIMES = 0.8, 0.1, 1.5
 """A rank is slow below so many times the usual rate. Its loader is slow if it waits for it by this share of the time
 more than is usual, and so many times as long."""
+_STILL_SECONDS, _STILL_BATCHES = 10.0, 3
+"""Nobody moves if no rank has begun a batch for so long, nor for the time of so many usual ones."""
 STANDS = "stands still"
 ENDINGS = {
     "finished": "finished",
@@ -50,6 +52,7 @@ class Row:
         loader_share: The share of the time that half of them wait at least for their loader; None if not known.
         learning_rates: One for each parameter group, as the last of their lines has it.
         age_seconds: Seconds since the last line of the rank that has been silent longest; None without a line.
+        still_seconds: Seconds since the last of those began a batch that stand still; None if none does.
         note: Why they are not with the others: ``lost`` (the verdict names them), ``silent``, ``stands still`` (no rank
             moves), ``behind``, ``slow``, ``slow loader``; or what ended them.
     """
@@ -63,6 +66,7 @@ class Row:
     loader_share: float | None = None
     learning_rates: tuple[float, ...] = ()
     age_seconds: float | None = None
+    still_seconds: float | None = None
     note: str = ""
 
     def to_dict(self) -> dict[str, Any]:
@@ -71,7 +75,7 @@ class Row:
 
 
 class _State(NamedTuple):
-    """What one rank is doing: where it is, and how far it came within the window if it is in a span."""
+    """What one rank is doing: where it is, how far it came within the window, and when it began its last batch."""
 
     fit: Fit
     place: str
@@ -81,6 +85,7 @@ class _State(NamedTuple):
     read: int = 0
     seconds: float = 0.0
     loader_share: float | None = None
+    still_seconds: float | None = None
 
     @property
     def rate(self) -> float | None:
@@ -129,7 +134,17 @@ def _state(fit: Fit, now: float, *, lost: bool) -> _State:
     seconds = max(last.time, now - SILENT_SECONDS) - first.time
     share = (last.loader_seconds - first.loader_seconds) / seconds if span.ticks and seconds > 0 else None
     batches = span.batches if span.ticks or span.batches else span.before or None
-    return _State(fit, span.name, what, age, batches, max(0, last.batches - first.batches), seconds, share)
+    read, still = max(0, last.batches - first.batches), _still_seconds(fit, span, last, now)
+    return _State(fit, span.name, what, age, batches, read, seconds, share, still)
+
+
+def _still_seconds(fit: Fit, span: Span, last: Tick, now: float) -> float | None:
+    """Seconds since a rank was first seen at its last batch; None if its ticks do not show that it stands still."""
+    points = span.points
+    at = points[bisect_left(points, last.batches, key=lambda point: point.batches)]
+    usual = (at.time - span.begin) / (at.batches - span.before) if at.batches > span.before else _STILL_SECONDS
+    moved = max(at.time, fit.spans[-1].end or 0.0)  # in an evaluation within the span it has moved too
+    return now - moved if last.time - moved >= max(_STILL_SECONDS, _STILL_BATCHES * usual) else None
 
 
 def _window_begin(span: Span, last: Tick) -> Tick:
@@ -145,7 +160,7 @@ def _alike(states: Mapping[int, _State]) -> dict[tuple[str, int], tuple[int, ...
     batches = median(each.batches or 0 for each in states.values())
     rate = median(each.rate or 0.0 for each in states.values())
     share = median(each.loader_share or 0.0 for each in states.values())
-    stands = rate == 0 and all(each.seconds >= _WINDOW_SECONDS for each in states.values())
+    stands = all(each.still_seconds is not None or each.age > SILENT_SECONDS for each in states.values())
     apart = 0.0 if stands else max(_APART_BATCHES, _APART_SECONDS * rate)
 
     def note(each: _State) -> str:
@@ -177,6 +192,7 @@ def _row(note: str, ranks: Sequence[_State]) -> Row:
         _median(each.loader_share for each in ranks),
         latest.learning_rates,
         max(each.age for each in ranks),
+        min((each.still_seconds for each in ranks if each.still_seconds is not None), default=None),
         note,
     )
 

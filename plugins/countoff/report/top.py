@@ -20,7 +20,7 @@ from countoff._terminal import console
 from countoff.core import formats
 from countoff.core.verdict import Verdict
 from countoff.core.words import count_of, listed, plain
-from countoff.report.facts import verdict_or_none
+from countoff.report.facts import one_line, verdict_or_none
 from countoff.report.live import ENDINGS, STANDS, Row, rows_of
 from countoff.report.model import Run
 from countoff.report.reader import Reader
@@ -185,7 +185,7 @@ def _picture(look: Look, output: Console) -> Group:
     below: list[Text] = []
     message = look.verdict or next(reversed(look.warnings), None)
     if message and not look.farewell:
-        below = [Text(), Text(message.headline, style="yellow")]
+        below = [Text(), Text(one_line(message), style="yellow")]
     if look.problem:
         below.append(Text(f"cannot be read: {look.problem}", style="yellow"))
     return Group(*said, *([_table(look.rows, most)] if look.rows else []), *below)
@@ -208,10 +208,16 @@ def _cells(row: Row) -> list[str]:
     return [
         listed(row.ranks),
         row.span,
-        row.note,
+        _note(row),
         batches,
         "" if row.batches_per_second is None else f"{row.batches_per_second:.3g}",
         "" if row.loader_share is None else f"{row.loader_share:.0%}",
         "" if row.age_seconds is None else duration(round(row.age_seconds)),
         row.hosts[0] if len(row.hosts) == 1 else count_of(len(row.hosts), "host") if row.hosts else "",
     ]
+
+
+def _note(row: Row) -> str:
+    """Why ranks are not with the others, and for how long they have begun no batch."""
+    still = [] if row.still_seconds is None else [f"no batch for {duration(round(row.still_seconds))}"]
+    return ", ".join(([row.note] if row.note not in ("", STANDS) else []) + still)

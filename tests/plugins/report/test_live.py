@@ -137,6 +137,36 @@ def test_once_nobody_moves_each_number_of_batches_has_a_row(tmp_path: Path) -> N
     ]
 
 
+def test_ranks_that_stand_still_say_since_when(tmp_path: Path) -> None:
+    """After ten seconds; where batches take long, after three usual ones."""
+
+    def seen(name: str, ticks: int, reads: int) -> list[tuple[str, float | None]]:
+        def stand(writer: RankWriter) -> None:
+            for _ in range(ticks):
+                writer.tick(5, 0)
+
+        train(tmp_path / name, ranks=1, ticks=4, reads=lambda _: reads, then=stand)
+        return [(row.note, row.still_seconds) for row in rows(tmp_path / name, 21 + 5 * ticks)]
+
+    assert seen("one tick", 1, 10) == [("", None)]
+    assert seen("two ticks", 2, 10) == [("stands still", 11.0)]
+    assert seen("slow batches", 2, 1) == [("", None)]
+    assert seen("slow batches for long", 3, 1) == [("stands still", 16.0)]
+
+
+def test_a_rank_that_has_evaluated_meanwhile_does_not_stand_still(tmp_path: Path) -> None:
+    def evaluate(writer: RankWriter) -> None:
+        writer.open("evaluation", eval=True)
+        writer.tick(60, 50)
+        writer.close("evaluation")
+        writer.batches = 40
+        writer.tick(5, 0)
+
+    train(tmp_path, ranks=1, ticks=4, then=evaluate)
+    (row,) = rows(tmp_path, 85)
+    assert (row.span, batches(row), row.note, row.still_seconds) == ("train epoch 0", (40, 40), "", None)
+
+
 def test_ranks_between_spans_have_no_batches(tmp_path: Path) -> None:
     train(tmp_path, ranks=2, then=lambda writer: writer.close("train epoch 0"))
     RankWriter(tmp_path, 2, 2).save()

@@ -74,6 +74,34 @@ def test_in_a_pipe_it_prints_this_moment_as_a_table(tmp_path: Path) -> None:
     assert others.split()[:8] == ["0,", "1,", "3", "train", "epoch", "0", "120", "2"]
 
 
+def test_a_stall_is_told_before_and_after_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """First that no batch has begun; then also the line of code of the ranks for which the others wait.
+
+    The job is of tomorrow, so that each look is at the moment of its last line, however long the look takes.
+    """
+    monkeypatch.setattr(example_traces, "BEGAN", time.time() + 86_400)
+    writers = running(tmp_path, slow=-1)
+    for writer in writers:
+        for _ in range(3):
+            writer.tick(5, 0)
+        writer.save()
+    _, output, _ = run(str(tmp_path))
+    assert " no batch for 15 s " in output
+    assert "Stalled" not in output
+    stall = example_traces.verdict(
+        "Stalled",
+        [2],
+        sentence="no rank has made progress for 15 s; rank 2 is in its loader.",
+        why="rank 2 is at data.py:9 in __getitem__; ranks 0, 1, 3 are at train.py:41 in step.",
+    )
+    writers[0].line("warning", verdict=stall)
+    writers[0].save()
+    _, output, _ = run("--json", str(tmp_path))
+    assert [(row["note"], row["still_seconds"]) for row in json.loads(output)["rows"]] == [("stands still", 15.0)]
+    _, output, _ = run(str(tmp_path))
+    assert "rank 2 is at data.py:9 in __getitem__, in its loader" in output
+
+
 def test_the_verdict_ends_the_view(tmp_path: Path) -> None:
     example_traces.uneven(tmp_path)
     code, output, errors = run(str(tmp_path))

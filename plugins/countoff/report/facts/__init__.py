@@ -8,7 +8,7 @@ from countoff.report.facts.counts import counts_of, partings_of
 from countoff.report.facts.paces import hosts_of, paces_of
 from countoff.report.facts.plans import plan_differences_of, totals_of
 from countoff.report.facts.stacks import stacks_of
-from countoff.report.facts.stalls import stall_of
+from countoff.report.facts.stalls import one_line, stall_of
 from countoff.report.facts.summary import heading, headline, is_healthy
 from countoff.report.facts.written import document, facts_of, messages_of, verdict_or_none
 
@@ -22,6 +22,7 @@ __all__ = [
     "hosts_of",
     "is_healthy",
     "messages_of",
+    "one_line",
     "paces_of",
     "partings_of",
     "plan_differences_of",

@@ -23,6 +23,11 @@ def waited_for(run: Run) -> tuple[int, ...]:
     return stall.ranks if stall is not None and len(stall.ranks) < run.world_size else ()
 
 
+def one_line(verdict: Verdict) -> str:
+    """What a verdict or a warning says in one line: its headline, and at a stall the line of code too."""
+    return f"{verdict.kind}: {'; '.join(told(verdict))}" if verdict.kind == STALLED.name else verdict.headline
+
+
 def told(stall: Verdict) -> Iterator[str]:
     """What a stall says in one line: for how long, and who is at which line of code, doing what."""
     clauses = stall.sentence.rstrip(".").split("; ")

@@ -9,7 +9,7 @@ from countoff.core.trace.format import SILENT_SECONDS
 from countoff.core.words import count_of, names_of
 from countoff.report.facts.paces import paces_of
 from countoff.report.facts.spans import is_evaluation, spans_of
-from countoff.report.facts.stalls import stall_of, told
+from countoff.report.facts.stalls import one_line, stall_of, told
 from countoff.report.model import Fit, Run, Trace
 from countoff.report.ranks import ranks_by
 from countoff.report.words import duration
@@ -28,7 +28,7 @@ def headline(trace: Trace) -> str:
     'no verdict: 0 epochs, 0 ranks, 0 s'
     """
     if (verdict := trace.verdict) is not None:
-        return verdict.headline if verdict.kind != STALLED.name else f"{verdict.kind}: {'; '.join(told(verdict))}"
+        return one_line(verdict)
     run = trace.runs[-1] if trace.runs else Run()
     if (stall := stall_of(trace)) is not None:
         return f"stalled: {'; '.join(told(stall))}; until then {_amount(trace)}"

@@ -120,7 +120,6 @@ def test_epochs_and_evaluations_are_slices_with_their_counts(tmp_path: Path) -> 
         "batches": 120,
         "steps": 120,
         "seconds waiting for the loader": 1.2,
-        "unused batches": 0,
         "closed": "exhausted",
     }
     assert (inside.begin, inside.end, inside.category, inside.depth) == (60, 70, "evaluation", 1)

@@ -13,6 +13,7 @@ from countoff.report import facts, ranks, words
 from countoff.report.facts import summary
 from countoff.report.facts.paces import slow_table
 from countoff.report.facts.parts import Table
+from countoff.report.facts.counts import counts_table
 from countoff.report.facts.plans import plans_table
 from countoff.report.facts.rates import rate_lines_of, rates_table
 from countoff.report.model import Run
@@ -220,6 +221,7 @@ def test_counts_part_at_a_verdict_in_what_ranks_had_fetched(tmp_path: Path) -> N
     assert table.classes == ((2,), (0, 1, 3, 4, 5, 6, 7))
     assert [cell and (cell.batches, cell.fetched) for cell in table.rows[0].cells] == [(18, 18), (18, 19)]
     assert table.rows[0].odd == (True, False)
+    assert cells_of(counts_table(table))[1][1:] == ["≠ 18 batches, 17 steps", "18 batches, 17 steps, 19 fetched"]
 
 
 def test_counts_of_a_span_that_nobody_has_closed_do_not_part(tmp_path: Path) -> None:
@@ -682,7 +684,10 @@ def test_a_resume_has_its_own_lines(tmp_path: Path) -> None:
 
 def test_counts_at_a_stall_are_those_of_its_table(tmp_path: Path) -> None:
     """Only one rank has recorded it; the others' last ticks are older. A rank that has gone on since keeps its own."""
-    rows = [{"rank": rank, "where": "train epoch 0", "batches": 12 + rank, "steps": 12} for rank in range(3)]
+    rows = [
+        {"rank": rank, "where": "train epoch 0", "batches": 12 + rank, "fetched": 12 + rank, "steps": 12}
+        for rank in range(3)
+    ]
     for rank in range(3):
         writer = RankWriter(tmp_path, rank, 3)
         writer.open("train epoch 0")
@@ -696,6 +701,25 @@ def test_counts_at_a_stall_are_those_of_its_table(tmp_path: Path) -> None:
     table = facts.counts_of(run_of(tmp_path))
     cells = dict(zip(table.classes, table.rows[0].cells, strict=True))
     assert {ranks: cell and cell.batches for ranks, cell in cells.items()} == {(0,): 12, (1,): 13, (2,): 21}
+    assert sorted(cells_of(counts_table(table))[1][1:]) == [
+        "12 batches, 12 steps",
+        "13 batches, 12 steps",
+        "≥ 21 batches, 0 steps",
+    ]
+
+
+def test_an_epoch_that_only_one_rank_has_ended_is_a_part(tmp_path: Path) -> None:
+    for rank in range(2):
+        writer = RankWriter(tmp_path, rank, 2)
+        writer.open("train epoch 0")
+        writer.tick(5, 12 + rank)
+        if rank == 0:
+            writer.close("train epoch 0")
+            writer.time += 60
+            stall = example_traces.verdict("Stalled", [0], sentence="no rank moves.", why="", rows=[], time=writer.time)
+            writer.line("warning", verdict=stall)
+        writer.save()
+    assert facts.headline(read([str(tmp_path)])).endswith("; until then a part of one epoch, 2 ranks, 1 min 5 s")
 
 
 def test_an_epoch_that_nobody_has_ended_is_a_part(tmp_path: Path) -> None:

@@ -26,7 +26,8 @@ class Counts(NamedTuple):
         unused: Batches that were left in its loader.
         repeated: Batches that its loader has repeated.
         closed: Whether it has closed the span; else it has counted at least so many.
-        fetched: Batches that it had fetched at the verdict, where that came before the end of the span.
+        fetched: Batches that it had fetched at the verdict or the stall, where the span was never closed after that; the
+            counts are of the same moment.
     """
 
     batches: int
@@ -129,7 +130,7 @@ def counts_table(counts: CountsTable) -> Table:
     """The counts as a table."""
     columns = [Column("span"), *(Column(names_of(ranks), is_number=True) for ranks in counts.classes[:_MOST_CLASSES])]
     rows = [[Cell(str(row.key)), *map(_cell, row.cells[:_MOST_CLASSES], row.odd)] for row in counts.known_rows]
-    note = "Steps are those of the whole training. ≠: not as with most ranks. ≥: the span was not closed."
+    note = "Steps are those of the whole training. ≠: not as with most ranks. ≥: the rank may have counted more."
     if len(counts.classes) > _MOST_CLASSES:
         note += f" {_MOST_CLASSES} of {len(counts.classes)} classes of ranks, the odd ones first."
     return Table(columns, rows, "Counts", note)
@@ -142,7 +143,8 @@ def _cell(counts: Counts | None, odd: bool) -> Cell:
     more = ((fetched, "fetched"), (counts.unused, "unused"), (counts.repeated, "repeated"))
     said = [count_of(counts.batches, "batch"), count_of(counts.steps, "step")]
     said += [f"{number:,} {what}" for number, what in more if number]
-    return Cell(f"{'≠ ' if odd else ''}{'' if counts.closed else '≥ '}{', '.join(said)}", odd)
+    at_least = not counts.closed and counts.fetched is None
+    return Cell(f"{'≠ ' if odd else ''}{'≥ ' if at_least else ''}{', '.join(said)}", odd)
 
 
 def partings_of(run: Run) -> list[Parting]:

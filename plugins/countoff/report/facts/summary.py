@@ -99,7 +99,7 @@ def _trained(trace: Trace) -> str:
 def _amount(trace: Trace) -> str:
     """How much was trained, by how many ranks, in which time."""
     found = {key: spans for run in trace.runs for key, spans in spans_of(run).items() if not is_evaluation(spans)}
-    whole = {key for key, spans in found.items() if any(span.end is not None for span in spans.values())}
+    whole = {key for key, spans in found.items() if all(span.end is not None for span in spans.values())}
     epochs = count_of(len(whole), "epoch")
     if len(whole) < len(found):
         epochs = f"{epochs} and a part of one" if whole else "a part of one epoch"

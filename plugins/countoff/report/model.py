@@ -244,6 +244,16 @@ class Fit:
     ending: Ending | None = None
 
     @property
+    def end(self) -> float:
+        """The time of the last line; of a fit that has finished, the end of its last span.
+
+        A loop of the user's own that is not closed has finished when its program ends, which may be much later.
+        """
+        if self.ending is None or self.ending.how != "finished":
+            return self.last
+        return next((span.last for span in reversed(self.spans) if not span.depth), self.last)
+
+    @property
     def batches(self) -> int:
         """Batches of all train epochs of the fit."""
         return self.dropped_batches + sum(span.read for span in self.spans if not span.is_evaluation)
@@ -296,8 +306,8 @@ class Run:
 
     @property
     def end(self) -> float:
-        """The time of the last line of any rank."""
-        return max((fit.last for fit in self.fits.values()), default=0.0)
+        """When the last rank had ended, or the time of its last line."""
+        return max((fit.end for fit in self.fits.values()), default=0.0)
 
     @property
     def world_size(self) -> int:

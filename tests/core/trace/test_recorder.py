@@ -296,16 +296,27 @@ def test_a_verdict_in_warn_mode_ends_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "incident").exists()
 
 
-def test_a_pause_that_lasts_at_the_verdict_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("ends", "told"),
+    [
+        (lambda recorder: recorder.concluded(VERDICT, whole=False), ["verdict", "stacks", "pause", "end"]),
+        (Recorder.fit_ended, ["end"]),
+    ],
+    ids=["verdict", "finished"],
+)
+def test_a_pause_that_lasts_at_the_end_is_told_of_a_fit_that_has_not_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: Callable[[Recorder], object], told: list[str]
+) -> None:
+    """What a program does after its training is no pause of it."""
     monkeypatch.setattr(module, "PAUSE_SECONDS", 0.01)
 
     def act(recorder: Recorder) -> None:
         deadline = time.monotonic() + 10
         while recorder.pauses.where is None and time.monotonic() < deadline:
             time.sleep(0.01)
-        recorder.concluded(VERDICT, whole=False)
+        ends(recorder)
 
-    assert [line["k"] for line in recorded(tmp_path, act)] == ["verdict", "stacks", "pause", "end"]
+    assert [line["k"] for line in recorded(tmp_path, act)] == told
 
 
 def test_rank_0_tells_how_a_span_ended(tmp_path: Path) -> None:

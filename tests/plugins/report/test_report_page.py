@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from countoff.report.facts import headline
 from countoff.report.page import render
 from countoff.report.page.axis import Label, TimeAxis, apart
 from countoff.report.page.lanes import Lane, lanes_of
@@ -214,6 +215,20 @@ def test_the_axis_has_round_times_and_the_job_fills_it(tmp_path: Path, seconds: 
     assert (axis.place(BEGAN), axis.place(BEGAN + seconds)) == (0, pytest.approx(100))
 
 
+def test_the_axis_ends_with_the_last_epoch_of_a_program_that_goes_on(tmp_path: Path) -> None:
+    """A loop that is not closed has finished when its program ends."""
+    writer = RankWriter(tmp_path)
+    writer.open("train epoch 0")
+    writer.tick(0.8, 20)
+    writer.close("train epoch 0")
+    writer.time += 10
+    writer.line("end", how="finished")
+    writer.save()
+    trace = read([str(tmp_path)])
+    assert TimeAxis(trace.runs).place(BEGAN + 0.8) == pytest.approx(100)
+    assert headline(trace) == "finished: 1 epoch, 1 rank, 0.8 s"
+
+
 def test_labels_that_have_no_room_are_left_out() -> None:
     found = apart([Label(place, "middle", "12:00:00") for place in (10, 20, 40)])
     assert [label.place for label in found] == [10, 40]
@@ -396,7 +411,7 @@ def test_a_run_and_its_resume_share_an_axis(show: Callable[[Path], Page], tmp_pa
     """Twelve hours lie between the two: the axis leaves them out, and its labels tell the real times."""
     example_traces.resumed(tmp_path / "trace")
     page = show(tmp_path / "trace")
-    assert page.texts("h1 + .note") == ["2 ranks, 1 host, 2 runs, began 2025-06-15 15:06:40 UTC"]
+    assert page.texts("h1 + .note") == ["1 host, 2 runs, began 2025-06-15 15:06:40 UTC"]
     assert page.texts("#timeline .note") == [
         "2025-06-15 15:08:10 – 2025-06-16 03:08:10: no run. The time axis leaves out 11 h 59 min of it."
     ]

@@ -11,9 +11,9 @@ import pytest
 
 from countoff.report import facts, ranks, words
 from countoff.report.facts import summary
+from countoff.report.facts.counts import counts_table
 from countoff.report.facts.paces import slow_table
 from countoff.report.facts.parts import Table
-from countoff.report.facts.counts import counts_table
 from countoff.report.facts.plans import plans_table
 from countoff.report.facts.rates import rate_lines_of, rates_table
 from countoff.report.model import Run

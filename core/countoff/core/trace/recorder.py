@@ -347,7 +347,8 @@ class Recorder(Listener):
     def _end(self, how: Literal["finished", "verdict", "failed", "closed", "signal"]) -> None:
         if self._is_own:
             self.writer.put(self._changed_totals)
-            self.writer.put(lambda: self._pause(self.pauses.open(time.monotonic())))
+            if how != "finished":  # what a program does after its last span is no pause
+                self.writer.put(lambda: self._pause(self.pauses.open(time.monotonic())))
             self._put("end", how=how, **({"what": plain(self._failure)} if self._failure else {}))
             self._ended = True
 

@@ -26,8 +26,8 @@ class Counts(NamedTuple):
         unused: Batches that were left in its loader.
         repeated: Batches that its loader has repeated.
         closed: Whether it has closed the span; else it has counted at least so many.
-        fetched: Batches that it had fetched at the verdict or the stall, where the span was never closed after that; the
-            counts are of the same moment.
+        fetched: Batches that it had fetched at the verdict or the stall, where that came before the end of the span;
+            the other counts are of the same moment then.
     """
 
     batches: int

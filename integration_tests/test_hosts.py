@@ -200,7 +200,7 @@ def test_a_short_rank_is_named_on_every_host(run_hosts, hosts, per_host):
 def test_a_stall_report_names_the_host_of_the_rank_that_waits(run_hosts):
     """The report has the host in its sentence and a column for it, and the job goes on."""
     results = run_hosts(wait_in_a_loader, hosts=2, per_host=2)
-    head, columns, first, *rest = verdict_lines(results[0])
+    head, _, columns, first, *rest = verdict_lines(results[0])
     assert head == "countoff: Stalled: no rank has made progress for 1 s; rank 3 on node-1 is in its loader."
     assert columns.split()[:3] == ["rank", "host", "where"]
     assert first.split()[:2] == ["3", "node-1"]

@@ -70,7 +70,7 @@ def test_a_streaming_dataset_that_rank_0_reads_for_all_is_warned_of_before_it_ha
 
     pytest.importorskip("streaming")
     results = run_ranks(stream_jobs.hang, 2, framework, expect=None, while_running=end, deadline_seconds=90)
-    head, why, remedy, *_ = (line.strip() for line in verdict_lines(results[0]))
+    head, _, why, remedy, *_ = (line.strip() for line in verdict_lines(results[0]))
     assert "(StreamingDataset), and Accelerate reads rank 0's for all ranks." in head
     assert why.endswith("so rank 0 may wait forever.")
     assert "from sharding a StreamingDataset, which gives each rank its share by itself: " in remedy

@@ -48,6 +48,7 @@ from countoff.core.checks.versions import judge_versions
 from countoff.core.counts.schedules import Ending
 from countoff.core.ending.shutdown import print_to_stderr, print_warning
 from countoff.core.ending.table import publish_table, with_table
+from countoff.core.levels import effect
 from countoff.core.protocol.counters import SpanCounters, UnusedBatches
 from countoff.core.protocol.records import FitPlan, Mark, MicroCounts, verdict_entry
 from countoff.core.protocol.rows import row
@@ -106,7 +107,7 @@ class Situation:
             rows = {int(line["rank"]): {"known": 0.0, "failure": "", "side": None, **line} for line in self.rows}
             publish_table(store, found, rows, complete=False)
             found = with_table(store, found, remedies, world_size)
-        print_to_stderr(found, 0)
+        print_to_stderr(found, 0, goes_on=effect(found, {}) != "raise")
         return _plain(capsys)
 
 

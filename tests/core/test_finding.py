@@ -27,7 +27,7 @@ def test_each_alternative_of_a_remedy_has_a_line() -> None:
 
 
 def test_a_warning_says_that_the_job_goes_on() -> None:
-    assert "This is a warning: the job goes on." in Finding(Verdict("Stalled", "no rank moves."), "warning").message
+    assert "This is a warning: the job is not ended." in Finding(Verdict("Stalled", "no rank moves."), "warning").message
 
 
 def test_a_long_title_is_cut() -> None:

@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from countoff.core.verdict import Verdict
+from countoff.core.verdict import GOES_ON, Verdict
 from countoff.core.words import clip, count_of, plain
 
 __all__ = ["Finding"]
@@ -57,7 +57,7 @@ class Finding:
         """What has happened, why, what to do, of which job this is, and where its files are; some lines."""
         verdict = self.verdict
         ends = self.level == "error"
-        lines = [verdict.headline, "countoff ends the job." if ends else "This is a warning: the job goes on."]
+        lines = [verdict.headline, "countoff ends the job." if ends else GOES_ON]
         lines += [*verdict.reasons, f"job: {_job(verdict.world_size)}"]
         if self.files:
             lines.append(f"files: {', '.join(self.files)}")

@@ -31,6 +31,8 @@ Remedies = Mapping[str, "str | Mapping[str, str]"]
 """What to do about each kind of verdict. Where that depends on the verdict's subject, it is a mapping from subjects to
 remedies, in which the empty subject stands for all others."""
 
+GOES_ON = "This is a warning: the job is not ended."
+"""What the second line of a warning says."""
 TABLE_ROWS = 16
 _COLUMNS = ("rank", "host", "where", "batches", "fetched", "steps", "rate", "state")
 _NAMED = re.compile(
@@ -260,8 +262,11 @@ class Verdict:
         remedies = [f"{'or' if number else 'do'}:  {each}" for number, each in enumerate(self.alternatives)]
         return [*(line for line, known in told.items() if known), *remedies]
 
-    def render(self) -> str:
+    def render(self, *, goes_on: bool = False) -> str:
         """The whole message: headline, who, table of ranks, cause, what to do, and where to read more.
+
+        Args:
+            goes_on: Whether this is a warning: then a line below the headline says so.
 
         >>> print(Verdict("LostRank", "rank 2 is gone.", why="It was killed.").render())
         countoff: LostRank: rank 2 is gone.
@@ -269,12 +274,15 @@ class Verdict:
           more: countoff explain LostRank
         """
         lines = [f"countoff: {self.headline}"]
+        is_explained = bool(self.why or self.remedy)  # a reminder stays one line
+        if goes_on and is_explained:
+            lines.append(f"  {GOES_ON}")
         if self._names_ranks():
             lines.append(f"  {self._named()}")
         if any(line.get("batches") for line in self.rows):
             lines += table(self.rows, self.counted, hosts=bool(self.hosts))
         lines += [f"  {line}" for line in self.reasons]
-        if (self.why or self.remedy) and kind_of(self.kind) is not None:  # a reminder stays one line
+        if is_explained and kind_of(self.kind) is not None:
             lines.append(f"  more: countoff explain {self.kind}")
         return "\n".join(plain(line) for line in lines)
 

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,6 +44,29 @@ def test_every_line_names_its_rank(capsys: pytest.CaptureFixture[str]) -> None:
         "[rank 7]   why: It was killed — or it crashed.",
         "[rank 7]   more: countoff explain LostRank",
     ]
+
+
+@pytest.mark.parametrize(
+    ("prints", "said"),
+    [
+        (lambda: shutdown.print_warning(state_of(), VERDICT), True),
+        (lambda: shutdown.print_verdict(state_of(policy="warn"), VERDICT), True),
+        (lambda: shutdown.print_verdict(state_of(), VERDICT), False),
+    ],
+    ids=["warning", "verdict in warn mode", "verdict"],
+)
+def test_what_does_not_end_the_job_says_so_below_its_first_line(
+    capsys: pytest.CaptureFixture[str], prints: Callable[[], None], said: bool
+) -> None:
+    prints()
+    _, head, second, *_ = capsys.readouterr().err.splitlines()
+    assert head == "[rank 0] countoff: LostRank: rank 2 is gone."
+    assert (second == "[rank 0]   This is a warning: the job is not ended.") == said
+
+
+def test_a_reminder_stays_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    shutdown.print_warning(state_of(), Verdict("LateRank", "rank 2 has not counted off (waiting)."))
+    assert capsys.readouterr().err == "\n[rank 0] countoff: LateRank: rank 2 has not counted off (waiting).\n"
 
 
 def test_a_verdict_is_printed_in_one_write(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,13 +28,7 @@ STALLED = VerdictKind(
     "no rank has made progress for three minutes; the report shows where each rank is, in your own lines of code",
     accuses=False,
     causes={
-        "": Cause(
-            remedy=(
-                "start at the line of the rank that is named first: the others wait for it. This is a warning: the "
-                "job is not ended, and goes on if that rank does.\n"
-                f"{_RAISE}"
-            )
-        ),
+        "": Cause(remedy=f"start at the line of the rank that is named first: the others wait for it.\n{_RAISE}"),
         ENDED: Cause(remedy=f"start at the line of the rank that is named first: the others waited for it.\n{_RAISE}"),
     },
 )

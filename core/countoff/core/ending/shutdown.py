@@ -59,21 +59,24 @@ _REPORTED_BY = "countoff_reported_by"
 """An attribute of an exception: which guard has reported it."""
 
 
-def print_to_stderr(verdict: Verdict, rank: int, reporter: int | None = None) -> None:
+def print_to_stderr(verdict: Verdict, rank: int, reporter: int | None = None, *, goes_on: bool = False) -> None:
     """Prints a verdict on stderr in one write, so that lines of several ranks do not mix.
 
     Args:
         verdict: The verdict.
         rank: This rank.
         reporter: The rank that prints it whole, where this one prints only the first line.
+        goes_on: Whether the job goes on after it, which it says then.
     """
-    text = "\n".join(f"[rank {rank}] {line}" for line in _message(verdict, reporter).splitlines())
+    text = "\n".join(f"[rank {rank}] {line}" for line in _message(verdict, reporter, goes_on=goes_on).splitlines())
     _write_to_stderr(f"\n{text}\n")
 
 
-def _message(verdict: Verdict, reporter: int | None) -> str:
+def _message(verdict: Verdict, reporter: int | None, *, goes_on: bool = False) -> str:
     """A verdict whole, or in one line where another rank of this host has printed it."""
-    return verdict.render() if reporter is None else f"countoff: {verdict.headline} See the output of rank {reporter}."
+    if reporter is None:
+        return verdict.render(goes_on=goes_on)
+    return f"countoff: {verdict.headline} See the output of rank {reporter}."
 
 
 def print_warning(state: State, warning: Verdict) -> None:
@@ -85,7 +88,7 @@ def print_warning(state: State, warning: Verdict) -> None:
         return
     of_evaluation, process = (warning.kind, warning.subject) == ("UnevenBatches", EVALUATION), os.getpid()
     if not (of_evaluation and process in told_of_evaluations):
-        print_to_stderr(warning, state.rank)
+        print_to_stderr(warning, state.rank, goes_on=True)
         if state.leads:
             state.telling.warn(warning, _line_of(state))
     if of_evaluation:
@@ -223,7 +226,7 @@ def print_verdict(
         claim = claim or (lambda: is_first_left(state, whole))
         state.telling.tell(whole, for_host=reporter is None, claim=claim, say=_line_of(state))
     elif state.leads:
-        print_to_stderr(verdict, state.rank)
+        print_to_stderr(verdict, state.rank, goes_on=True)
         state.telling.warn(whole, _line_of(state))
     if verdict.spread_seconds is not None:
         _log.info("known on every rank %.1f ms after it could be proved", verdict.spread_seconds * 1000)

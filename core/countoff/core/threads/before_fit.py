@@ -219,7 +219,7 @@ class _Watch:
         keys = [str(rank) for rank in self._ranks]
         verdict = self._gathered.judge(dict(enumerate(channel.get_many(keys))), now) if channel.has(*keys) else None
         if verdict is not None:
-            print_to_stderr(replace(verdict, remedy=remedy_for(verdict, {})), self._rank)
+            print_to_stderr(replace(verdict, remedy=remedy_for(verdict, {})), self._rank, goes_on=True)
 
     def _connect(self) -> Channel:
         if knock(self._host, self._port) != "open":  # torch would print a warning, and try again

@@ -46,7 +46,8 @@ _OTHER_LINES = (
 )
 _EVALUATES_ALONE = (
     "let a rank that evaluates alone call model.module, not the DistributedDataParallel around it, whose forward pass "
-    "broadcasts the model's buffers and so waits for all ranks. Or let all ranks evaluate."
+    "broadcasts the model's buffers and so waits for all ranks.\n"
+    "let all ranks evaluate."
 )
 _SILENT = "silent"
 _EPOCH = re.compile(r"train epoch (\d+)")

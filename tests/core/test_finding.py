@@ -26,8 +26,9 @@ def test_each_alternative_of_a_remedy_has_a_line() -> None:
     assert lines[2:4] == ["do:  Look.", "or:  Wait."]
 
 
-def test_a_warning_says_that_the_job_goes_on() -> None:
-    assert "This is a warning: the job is not ended." in Finding(Verdict("Stalled", "no rank moves."), "warning").message
+def test_a_warning_says_that_the_job_is_not_ended() -> None:
+    message = Finding(Verdict("Stalled", "no rank moves."), "warning").message
+    assert message.splitlines()[1] == "This is a warning: the job is not ended."
 
 
 def test_a_long_title_is_cut() -> None:

@@ -658,11 +658,11 @@ ACCELERATE: Mapping[str, Case] = {
         },
     ),
     "accelerate: a share is sharded again": Case(
-        lambda: accelerated(DataLoader(OwnBegin(100 * own_rank()), BATCH_SIZE)),
+        lambda: accelerated(DataLoader(share(), BATCH_SIZE)),
         {
-            "give it all of the data on every rank": lambda: accelerated(DataLoader(OwnBegin(0), BATCH_SIZE)),
-            AS_ONE: lambda: accelerated(DataLoader(OwnBegin(100 * own_rank()), BATCH_SIZE), as_one=True),
-            OFF: lambda: accelerated(DataLoader(OwnBegin(100 * own_rank()), BATCH_SIZE), compare_data=False),
+            "give it all of the data on every rank": lambda: accelerated(mapped()),
+            AS_ONE: lambda: accelerated(DataLoader(share(), BATCH_SIZE), as_one=True),
+            OFF: lambda: accelerated(DataLoader(share(), BATCH_SIZE), compare_data=False),
         },
     ),
     "accelerate: streams overlap": Case(
@@ -677,9 +677,7 @@ ACCELERATE: Mapping[str, Case] = {
     "accelerate: datasets of other lengths, shuffled": Case(
         lambda: accelerated(mapped(40 - own_rank(), shuffle=True)),
         {
-            "give every rank the same dataset, and accelerator.prepare() shards it": lambda: accelerated(
-                mapped(40, shuffle=True)
-            ),
+            "give every rank the same dataset": lambda: accelerated(mapped(40, shuffle=True)),
             OFF: lambda: accelerated(mapped(40 - own_rank(), shuffle=True), compare_data=False),
         },
     ),

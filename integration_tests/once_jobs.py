@@ -123,7 +123,7 @@ def _accelerate(run: Resume, directory: Path, resumes: bool) -> list[str]:
         accelerator.load_state(str(directory))
     for epoch in range(_SAVED_IN if resumes else 0, _EPOCHS):
         skips = resumes and (epoch == _SAVED_IN or run.skips_again)
-        active = accelerator.skip_first_batches(loader, _SAVED_AFTER) if skips else loader
+        active: Any = accelerator.skip_first_batches(loader, _SAVED_AFTER) if skips else loader
         if run.sets_epoch or not resumes:
             active.set_epoch(epoch)
         for number, batch in enumerate(countoff.train(active, epoch=epoch), 1):

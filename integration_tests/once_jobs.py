@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info
 from torch.utils.data.distributed import DistributedSampler
 
 from countoff.torch import Countoff
@@ -28,6 +29,11 @@ class Rows(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         return self._images[index % 1000], self._labels[index % 1000]
+
+
+def forked(workers: int) -> dict[str, Any]:
+    """Workers of a loader, which begin as fast as in a script: the rank itself is a child of a forkserver."""
+    return {"num_workers": workers, "multiprocessing_context": "fork" if workers else None}
 
 
 def rows_of_digits(rows: int) -> TensorDataset:
@@ -66,7 +72,7 @@ def _train(run: Epochs) -> dict[str, Any]:
     model, optimizer = model_and_optimizer()
     dataset = Rows(run.rows) if run.own else rows_of_digits(run.rows)
     sampler = DistributedSampler(dataset)
-    loader = DataLoader(dataset, batch_size=BATCH_SIZE, sampler=sampler, num_workers=run.workers)
+    loader = DataLoader(dataset, batch_size=BATCH_SIZE, sampler=sampler, **forked(run.workers))
     countoff = Countoff(enabled=run.counted, optimizer=optimizer)
     for epoch in range(3):
         if own_rank() in run.sets_epoch:
@@ -78,6 +84,43 @@ def _train(run: Epochs) -> dict[str, Any]:
     countoff.close()
     said = [notice.sentence for notice in countoff.guard.notices if notice.kind == "NotReadOnce"]
     return {"said": said, "weights": weights(model)}
+
+
+class Stream(IterableDataset[Any]):
+    """Digits of one rank: each worker yields its part, or all of them.
+
+    Args:
+        divides: Whether each worker yields its part.
+        same: Whether all samples are equal.
+    """
+
+    def __init__(self, divides: bool, same: bool = False) -> None:
+        self._divides, self._same = divides, same
+        self._rank, self._ranks = own_rank(), dist.get_world_size()
+
+    def __iter__(self) -> Iterator[Any]:
+        images, labels = digits()
+        info = get_worker_info()
+        first, every = (info.id, info.num_workers) if self._divides and info is not None else (0, 1)
+        for row in range(self._rank + first * self._ranks, 160, every * self._ranks):
+            place = 0 if self._same else row
+            yield images[place], labels[place]
+
+
+def streams(runs: list[tuple[bool, bool, int]]) -> list[list[str]]:
+    dist.init_process_group("gloo")
+    return [_stream(*run) for run in runs]
+
+
+def _stream(divides: bool, same: bool, workers: int) -> list[str]:
+    model, optimizer = model_and_optimizer()
+    countoff = Countoff(optimizer=optimizer)
+    loader = DataLoader(Stream(divides, same), batch_size=BATCH_SIZE, **forked(workers))
+    for _ in range(2):
+        for batch in countoff.train(loader):
+            train_on(model, optimizer, batch)
+    countoff.close()
+    return [f"{notice.kind}: {notice.sentence}" for notice in countoff.guard.notices]
 
 
 @dataclass(frozen=True)
@@ -116,7 +159,7 @@ def _accelerate(run: Resume, directory: Path, resumes: bool) -> list[str]:
     accelerator = Accelerator(cpu=True, dataloader_config=config)
     torch.manual_seed(run.seed if resumes else 0)
     model: Any = torch.nn.Linear(64, 10)
-    loader: Any = DataLoader(rows_of_digits(96), batch_size=BATCH_SIZE, shuffle=True, num_workers=run.workers)
+    loader: Any = DataLoader(rows_of_digits(96), batch_size=BATCH_SIZE, shuffle=True, **forked(run.workers))
     model, optimizer, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
     countoff = Countoff(accelerator)
     if resumes:
@@ -167,7 +210,7 @@ def _fit(wrong: bool, workers: int) -> list[str]:
         def train_dataloader(self) -> Any:
             dataset = rows_of_digits(80)
             self.sampler = DistributedSampler(dataset)
-            return DataLoader(dataset, batch_size=BATCH_SIZE, sampler=self.sampler, num_workers=workers)
+            return DataLoader(dataset, batch_size=BATCH_SIZE, sampler=self.sampler, **forked(workers))
 
     class Keeping(lightning.Callback):
         def on_train_end(self, trainer: Any, pl_module: Any) -> None:

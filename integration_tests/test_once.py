@@ -86,3 +86,20 @@ def test_lightning(run_ranks):
         assert right == []
         assert len(wrong) == 1
         assert FOUND.fullmatch(wrong[0].removeprefix("NotReadOnce: ")), wrong
+
+
+def test_workers_that_read_the_same_are_found(run_ranks):
+    """A divided stream is right, and so is one that is read by no or one worker; else each yields all samples."""
+    found = "DuplicateData: the {} workers of rank {}'s loader read the same samples in train epoch 0: its batches {}"
+    cases = {
+        (True, False, 2): 0,
+        (False, False, 1): 0,
+        (False, False, 0): 0,
+        (False, False, 2): 2,
+        (False, False, 3): 3,
+    }
+    said = run_ranks(once_jobs.streams, 2, list(cases), deadline_seconds=120)[0].value
+    for sentences, workers in zip(said, cases.values(), strict=True):
+        which = {2: "1 to 2 are equal, and so are 3 to 4.", 3: "1 to 3 are equal, and so are 4 to 6."}.get(workers, "")
+        due = [found.format(workers, rank, which) for rank in (0, 1)]
+        assert (len(sentences), set(sentences) <= set(due)) == (workers > 0, True), sentences

@@ -546,6 +546,12 @@ def data() -> Iterator[Situation]:
             lambda _, records=records: identity.judge_data(EPOCH, records)[0],
             adapters=able("DuplicateData"),
         )
+    yield Situation(
+        "DuplicateData",
+        "the workers of a loader read the same",
+        lambda _: identity.same_on_workers(EPOCH, 0, ["5e", "5e", "a1", "a1"], 2),
+        adapters=able("DuplicateData"),
+    )
     yield from dealt()
     yield Situation(
         "PeersDiffer",

@@ -22,7 +22,7 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from countoff._adapter.dealt_streams import sampler_of, stream_facts
-from countoff._adapter.torch_facts import of_library, reported_length
+from countoff._adapter.torch_facts import iterates_as_torch, of_library, reported_length
 from countoff.core.checks.data import UNKNOWN, DataIdentity, Sampling
 from countoff.core.data.fingerprint import Begun, begin_fingerprint
 from countoff.core.data.plain import attribute_of
@@ -92,7 +92,14 @@ def sampling_of(loader: Any, *, dp_rank: int, dp_degree: int) -> Sampling:
             is_sharded = comparable = (sampler.process_index, sampler.num_processes) == (dp_rank, dp_degree)
         elif isinstance(sampler, accelerate_classes("SeedableRandomSampler")):
             shuffled = sampler.epoch, reported_length(sampler) or 0, sampler.initial_seed
-    return Sampling(is_sharded, order, comparable, shuffled)
+    return Sampling(is_sharded, order, comparable, shuffled, _workers_in_turn(loader))
+
+
+def _workers_in_turn(loader: DataLoader[Any]) -> int:
+    """Returns the workers of a loader that each read a copy of an iterable dataset and give a batch in turn; else 0."""
+    alone = isinstance(loader, accelerate_classes("DataLoaderDispatcher")) or not iterates_as_torch(loader)
+    in_turn = isinstance(loader.dataset, IterableDataset) and getattr(loader, "in_order", True)
+    return 0 if alone or not in_turn else loader.num_workers
 
 
 def _order(sampler: DistributedSampler[Any]) -> tuple[Any, ...] | None:

@@ -31,11 +31,16 @@ from countoff.core.words import names_of, ranks_by
 if TYPE_CHECKING:
     from countoff.core.state import State
 
-__all__ = ["UNKNOWN", "DataIdentity", "Sampling", "judge_data", "same_order"]
+__all__ = ["UNKNOWN", "WORKERS", "DataIdentity", "Sampling", "judge_data", "same_on_workers", "same_order"]
 
 ENOUGH_BYTES = 64
 """Distinct bytes that the compared batches must hold before their equality is no coincidence."""
 _SHOWN = 4
+WORKERS = "workers"
+"""Subject of a `DuplicateData` of the workers of one rank's loader."""
+_MOST_WORKERS = 8
+_ROUNDS = 2
+"""Batches of each worker that are compared: equal ones prove nothing where all batches are equal."""
 
 DUPLICATE_DATA = VerdictKind(
     "DuplicateData",
@@ -44,7 +49,14 @@ DUPLICATE_DATA = VerdictKind(
         "": Cause(
             "Nothing gives the ranks different shares of the data, or all draw their samples with the same random "
             "seed. Every step averages equal gradients, so the job does the work of one rank."
-        )
+        ),
+        WORKERS: Cause(
+            "An iterable dataset is copied into each worker of the loader, and each copy yields all of its samples. So "
+            "an epoch has each sample once per worker.",
+            "let each worker yield its part, in the dataset's __iter__: with info = get_worker_info() of "
+            "torch.utils.data, itertools.islice(samples, info.id, None, info.num_workers).\n"
+            "read with one worker: num_workers=1.",
+        ),
     },
 )
 PEERS_DIFFER = VerdictKind(
@@ -75,12 +87,15 @@ class Sampling(NamedTuple):
         comparable: Whether the ranks' plan tells which of them read the same data; if not, nothing is compared.
         shuffled: The epoch by which it shuffles, the samples that it shuffles, and its seed; None where it does not
             shuffle by an epoch, or does not show it.
+        workers: Workers of the loader that each hold a copy of an iterable dataset, and give a batch in turn; 0 where
+            there are none.
     """
 
     is_sharded: bool = False
     order: Hashable = None
     comparable: bool = True
     shuffled: tuple[int, int, int] | None = None
+    workers: int = 0
 
 
 UNKNOWN = Sampling()
@@ -110,7 +125,7 @@ class DataIdentity(Check):
     """
 
     def __init__(self, state: State, datasets_differ: Callable[[], bool] = lambda: False) -> None:
-        self.fingerprints_due = 0
+        self.fingerprints_due = self._due = 0
         self.is_whole = self.found = False
         self.elements: FirstElements | None = None
         self.dp_rank = state.rank
@@ -121,6 +136,8 @@ class DataIdentity(Check):
         self._datasets_differ = datasets_differ
         self._others: Others | None = None
         self._read: list[Begun | None] = []
+        self._of_workers: list[Begun | None] | None = None  # the first batches, while those of workers are compared
+        self._workers = 0
         self._first = self._epoch = 0
         self._steps_before = 0
         self._ever_read = self._is_sharded = False
@@ -135,6 +152,7 @@ class DataIdentity(Check):
         plan = start.plan  # without a `dp_rank` in it, every rank reads data of its own
         self._others = others
         self._streams_told = False
+        self._of_workers = []
         self.dp_rank = self._state.rank if plan.dp_rank is None else plan.dp_rank
         self.dp_degree = self._state.world_size if plan.dp_degree is None else plan.dp_degree
         self._stage = start.stage
@@ -142,7 +160,7 @@ class DataIdentity(Check):
     @property
     def complete(self) -> bool:
         """Whether nothing is still to be read of the last train epoch."""
-        return not self.fingerprints_due
+        return not self._due
 
     @property
     def prints(self) -> tuple[str, ...]:
@@ -159,11 +177,11 @@ class DataIdentity(Check):
         if epoch is None:
             return
         compared = span.compared and self._state.settings.compare_data
-        self.fingerprints_due = constants.FINGERPRINT_BATCHES if compared else 0
+        self.fingerprints_due = self._due = constants.FINGERPRINT_BATCHES if compared else 0
         self._span = span if self.fingerprints_due else None
         self._epoch = epoch
         self.is_whole = False
-        self._read, self._order = [], None
+        self._read, self._order, self._workers = [], None, 0
         self._stream = _no_stream
         dealt = self.fingerprints_due and self._others is not None and not self._streams_told
         self.elements = FirstElements() if dealt else None
@@ -210,13 +228,40 @@ class DataIdentity(Check):
                 self.order = int(by), self._epoch, samples, int(seed)  # a loop may give them as numbers of numpy's
             else:
                 self.order = None
-            self._read.append(begin() if sampling.comparable else None)
+            begun = begin() if sampling.comparable else None
+            if not self._read:
+                self._workers = sampling.workers if 1 < sampling.workers <= _MOST_WORKERS else 0
+            self._read.append(begun)
+        else:
+            begun = begin() if self._batches_of_workers_due() else None
+        if self._batches_of_workers_due() and self._of_workers is not None:
+            self._of_workers.append(begun)
         self._collect()
         to_read = constants.FINGERPRINT_BATCHES - len(self._read)
         on_the_way = any(isinstance(each, PendingFingerprint) for each in self._read)
-        self.fingerprints_due = to_read or int(on_the_way)
-        if not self.fingerprints_due:
+        self._due = to_read or int(on_the_way)
+        self.fingerprints_due = self._due or self._batches_of_workers_due()
+        if not self._due:
             self._report()
+        if not self.fingerprints_due:
+            self._judge_workers()
+
+    def _batches_of_workers_due(self) -> int:
+        """Batches that are still to be read, to compare those of the loader's workers."""
+        return 0 if self._of_workers is None else max(0, _ROUNDS * self._workers - len(self._of_workers))
+
+    def _judge_workers(self) -> None:
+        """Compares the batches of the loader's workers, once in a fit."""
+        of_workers, self._of_workers = self._of_workers, None
+        if not self._workers or of_workers is None:
+            return
+        known = [each.collect() if isinstance(each, PendingFingerprint) else each for each in of_workers]
+        prints = [each.digest for each in known if isinstance(each, Fingerprint)]
+        excerpts = [each.excerpt for each in known if isinstance(each, Fingerprint)]
+        if len(prints) == _ROUNDS * self._workers and distinct_bytes(excerpts) >= ENOUGH_BYTES:
+            found = same_on_workers(f"train epoch {self._epoch}", self._state.rank, prints, self._workers, self._first)
+            if found is not None:
+                self._state.find(found)
 
     def span_closing(self, span: SpanCounters, reason: Reason, *, orderly: bool) -> None:  # noqa: D102
         if span.evaluation:
@@ -224,7 +269,8 @@ class DataIdentity(Check):
         if self._span is span and self._ever_read:  # also of no batch: rank 0 expects a record of every rank
             self._collect()
             self._report()
-        self.fingerprints_due = 0
+        self.fingerprints_due = self._due = 0
+        self._of_workers = None
         if self._others is not None and self._state.steps > self._steps_before:  # else it was no training
             self._compare_order(span.name, exhausted=reason == "exhausted")
 
@@ -358,6 +404,33 @@ def _differences(span: str, records: Mapping[int, Mapping[str, Any]]) -> Verdict
             )
             return PEERS_DIFFER.found(sentence, (other, rank))
     return None
+
+
+def same_on_workers(span: str, rank: int, prints: Sequence[str], workers: int, first: int = 1) -> Verdict | None:
+    """Returns a `DuplicateData` if all workers of a rank's loader have read the same, and each has gone on.
+
+    Args:
+        span: Name of the train epoch.
+        rank: The rank.
+        prints: Digests of its first batches, several of each worker, which give their batches in turn.
+        workers: The workers.
+        first: Number of the first of these batches in the epoch, from 1.
+
+    >>> print(same_on_workers("train epoch 0", 1, ["5e", "5e", "a1", "a1"], workers=2).sentence)
+    the 2 workers of rank 1's loader read the same samples in train epoch 0: its batches 1 to 2 are equal, and so are \
+3 to 4.
+    >>> same_on_workers("train epoch 0", 1, ["5e", "5e", "5e", "5e"], workers=2) is None
+    True
+    """
+    rounds = [prints[begin : begin + workers] for begin in range(0, len(prints), workers)]
+    if any(len(set(each)) != 1 for each in rounds) or len({each[0] for each in rounds}) != len(rounds):
+        return None
+    one, other = (f"{first + number * workers} to {first + (number + 1) * workers - 1}" for number in range(2))
+    sentence = (
+        f"the {workers} workers of rank {rank}'s loader read the same samples in {span}: its batches {one} are equal, "
+        f"and so are {other}."
+    )
+    return DUPLICATE_DATA.found(sentence, (rank,), subject=WORKERS)
 
 
 def same_order(span: str, rank: int) -> Verdict:

@@ -321,3 +321,20 @@ def test_an_epoch_of_numpy_is_a_number_of_json():
 def test_a_checkpoint_that_is_written_before_the_resumed_run_trains_has_the_same_record():
     record = record_after(3, 3)
     assert Loop(record).guard.resumes.record() == record
+
+
+def test_a_second_resume_that_begins_where_the_first_one_did_is_found():
+    """The state that was saved behind the first resume is that of the checkpoint from which it came."""
+    record = replace(RECORD, batches=8, stepped=8, since=("b2", "b3"), since_batches=5)
+    found = judge_data(record, Observed(("b2", "b3"), True, 1), 1)
+    assert found is not None
+    assert found.sentence == (
+        "train epoch 1 goes on with the batches with which it had gone on after the resume before this one: 5 batches "
+        "are trained on again."
+    )
+    assert judge_data(record, Observed(("c8", "c9"), True, 1), 1) is None
+    assert ResumeRecord.from_json(record.to_json()) == record
+    older = {
+        name: value for name, value in record.to_json().items() if name not in ("since", "since_batches", "issued")
+    }
+    assert ResumeRecord.from_json(older) == replace(record, since=(), since_batches=0)

@@ -183,6 +183,9 @@ class ResumeRecord:
         order: The epoch by which the sampler shuffled, the number of the train epoch for which it did, the samples that
             it shuffles, and its seed; None where the sampler does not show that.
         issued: What the sampler has issued around this place in the epoch; None if that is not known.
+        since: Fingerprints of the first batches behind the resume in this epoch, from which this run came; empty where
+            there was none.
+        since_batches: Batches that this rank has begun since then.
     """
 
     epoch: int
@@ -201,6 +204,8 @@ class ResumeRecord:
     last: str
     order: tuple[int, int, int, int] | None
     issued: Place | None = None
+    since: tuple[str, ...] = ()
+    since_batches: int = 0
 
     @property
     def samples(self) -> int | None:
@@ -224,6 +229,7 @@ class ResumeRecord:
             "prints": list(self.prints),
             "order": None if self.order is None else list(self.order),
             "issued": None if self.issued is None else self.issued.to_json(),
+            "since": list(self.since),
         }
 
     @classmethod
@@ -262,6 +268,8 @@ class ResumeRecord:
             last=str(found["last"]),
             order=None if order is None else _order(*order),
             issued=None if issued is None else Place.from_json(issued),
+            since=tuple(str(digest) for digest in found.get("since", ())),
+            since_batches=parse_count(found.get("since_batches", 0)),
         )
 
 
@@ -387,6 +395,7 @@ class Resumes(Check):
         span, data, before = self._span, self._data, self._record
         batches, begins = (0, False) if span is None else self._place(span)
         prints, informative = (data.prints, data.informative) if begins else ((), False)
+        since = data.prints if span is not None and not begins and self._resumes_here and data.informative else ()
         if before is not None and self._resumes_here and not begins and before.epoch == self._epoch:
             prints, informative = before.prints, before.informative
         return ResumeRecord(
@@ -405,6 +414,8 @@ class Resumes(Check):
             informative=informative,
             last="" if span is None else _print_of(batch),
             order=data.order,
+            since=since,
+            since_batches=span.started - self._skipped if since and span is not None else 0,
             issued=None if span is None or not batches or self._once.reads is None else self._once.reads.place(batches),
         ).to_json()
 
@@ -459,6 +470,8 @@ class Resumes(Check):
         """
         record = self._record
         if record is None or record.left is not None or not record.batches:
+            return True
+        if record.since and self._data.prints[: len(record.since)] == record.since:  # no epoch begins with these
             return True
         return span.started - self._skipped > record.batches
 
@@ -556,6 +569,12 @@ def judge_data(record: ResumeRecord, observed: Observed, accumulation: int) -> V
         sentence = (
             f"train epoch {record.epoch} begins again with its first batch, and the checkpoint was written after "
             f"{count_of(record.trained, 'batch')} of it"
+        )
+    elif record.since and record.since == observed.prints[: len(record.since)] and record.batches is not None:
+        again = record.since_batches - (record.batches - record.trained) - passed_over
+        sentence = (
+            f"train epoch {record.epoch} goes on with the batches with which it had gone on after the resume before "
+            "this one"
         )
     elif record.last in observed.prints and record.trained == record.batches:
         place = observed.prints.index(record.last) + 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from countoff._adapter.words import EVEN, Words, data_remedies, uneven_remedies
 from countoff.core.checks.framework import CUT_BATCHES, STEPS
-from countoff.core.checks.resume import AGAIN, POSITION, RATE
+from countoff.core.checks.resume import AGAIN, ISSUED, POSITION, RATE
 
 __all__ = ["TICKS", "WORDS", "launch_remedy"]
 
@@ -55,8 +55,16 @@ WORDS = Words(
             AGAIN: (
                 "iterate accelerator.skip_first_batches(loader, batches) in the resumed epoch, and call "
                 "loader.set_epoch(epoch) with its number before.\n"
-                "let Accelerate restore the loader: DataLoaderConfiguration(use_stateful_dataloader=True).\n"
+                "let Accelerate restore the loader: DataLoaderConfiguration(use_stateful_dataloader=True, "
+                "use_seedable_sampler=True).\n"
                 "if the run is to begin anew, ignore this."
+            ),
+            ISSUED: (
+                "shuffle by a seed and an epoch: Accelerator(dataloader_config=DataLoaderConfiguration("
+                "use_seedable_sampler=True, data_seed=7)), and call loader.set_epoch(epoch) with the epoch's number "
+                "before each pass, also in the resumed run.\n"
+                "resume at the beginning of an epoch.\n"
+                "if you have chosen a new order on purpose, ignore this."
             ),
             RATE: (
                 "give the scheduler to accelerator.prepare(), so that save_state() and load_state() include it.\n"

@@ -430,7 +430,12 @@ class Fit:
         return self.own.world_size > 1 and self.settings.compare_data
 
     def _totals_known(self) -> Mapping[str, float]:
-        return {} if self.totals is None else self.totals.plan.metrics()
+        """The totals; of samples, which are those of all ranks, none where the ranks' loaders are known to differ."""
+        known = {} if self.totals is None else self.totals.plan.metrics()
+        agreed = self.guard.agreed
+        if not agreed or {"batches_per_epoch", "own_batches_per_epoch"} & agreed or self._ends_with_others:
+            return known
+        return {name: value for name, value in known.items() if not name.startswith("countoff/samples_")}
 
     def _steps_left(self) -> int | None:
         """The steps of this fit after which the learning-rate schedule ends."""

@@ -128,16 +128,18 @@ class Issue:
         batches: The batches that are not summed up yet, the oldest first; None where they are not kept.
         issued: Batches that have been issued.
         ended: Whether the sampler has none left.
+        skipped: Batches before the first one, where the iterator of a loader that was restored tells.
         tally: The sums of the batches before these.
     """
 
-    __slots__ = ("_lock", "_soon", "_summed", "batches", "ended", "issued", "source", "tally")
+    __slots__ = ("_lock", "_soon", "_summed", "batches", "ended", "issued", "skipped", "source", "tally")
 
     def __init__(self, iterator: Any, soon: Callable[[Any], object] | None = None) -> None:
         self.source = id(iterator._sampler_iter)
         self.batches: deque[Any] | None = None if soon is None else deque()
         self.issued = 0
         self.ended = False
+        self.skipped: int = getattr(iterator, "_sampler_iter_yielded", 0)  # of torchdata's loaders
         self.tally = Tally(None)
         self._summed = 0
         self._soon = soon

@@ -75,7 +75,7 @@ class Reads:
         if watch is None or loader is None or issue is None or issue.batches is None:
             return
         own = self._dp_rank, self._dp_degree
-        skipped = 0 if spun else guard.once.position
+        skipped = issue.skipped or (0 if spun else guard.once.position)
         known = None if plan is None else plan.facts.dataset_size
         with contextlib.suppress(Exception):  # as above
             stored = rows_of(loader.dataset)
@@ -133,6 +133,11 @@ class _EpochReads:
         self._own = own
         self._rows, self._dealt = rows, dealt
         self._plan = plan
+
+    @property
+    def skipped(self) -> int:
+        """Batches of the epoch before the first one that was issued."""
+        return self._skipped
 
     def reading(self, batches: int) -> Callable[[], Reading | None] | None:
         """Returns what makes the reading of the epoch; see `countoff.core.checks.once.EpochReads`, also below."""

@@ -83,14 +83,14 @@ def uneven_remedies(
     stops = f"\nlet it stop on all ranks with the shortest one: {option.format(_STOP_EVAL)}." if goes_on else ""
     allowed, declared = option.format("uneven_eval='allow'"), option.format("uneven_eval='off'")
     evaluate = f"let all ranks evaluate after the same batch{together and ': '}{together}."
-    apart = f"if only some ranks are to evaluate, say so on every rank: {declared}.\n" if alone else ""
+    apart = f"\nif only some ranks are to evaluate, say so on every rank: {declared}." if alone else ""
     return {
         "": train,
         "evaluation": (
             f"give every rank the same number of evaluation batches.{stops}\n"
             f"if the evaluation synchronises nothing batch by batch, this does no harm: {allowed}."
         ),
-        "who evaluates": f"{apart}{evaluate}",
+        "who evaluates": f"{evaluate}{apart}",
     }
 
 

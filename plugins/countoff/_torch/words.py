@@ -28,7 +28,7 @@ WORDS = Words(
                 "world_size-th sample of an iterable dataset.\n"
                 "where ranks share a batch, say which: Countoff(mesh=…)."
             ),
-            order="call loader.sampler.set_epoch(epoch) before every pass over the train loader.",
+            order="call loader.sampler.set_epoch(epoch) on every rank before every pass over the train loader.",
             option=_OPTION,
             dealer="DistributedSampler",
             undo="leave out the DistributedSampler",

@@ -159,6 +159,11 @@ class Place(NamedTuple):
 class EpochReads(Protocol):
     """What one rank reads in one train epoch, as its loader's sampler issues it."""
 
+    @property
+    def skipped(self) -> int:
+        """Batches of the epoch before the first one that was issued."""
+        ...
+
     def reading(self, batches: int) -> Callable[[], Reading | None] | None:
         """Returns what makes the reading of the epoch, on another thread; None where that is not of a whole epoch.
 

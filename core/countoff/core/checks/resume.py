@@ -421,9 +421,10 @@ class Resumes(Check):
 
     def look_at_order(self) -> None:
         """Compares what the loader issues first in the epoch of the checkpoint; to be called at its first batch."""
-        record, reads, position = self._record, self._once.reads, self._once.position
+        record, reads = self._record, self._once.reads
         if record is None or record.issued is None or reads is None or not self._resumes_here or self._judged:
             return
+        position = self._once.position or reads.skipped  # the loader may have been restored itself
         alike = record.epoch == self._epoch and _reads_alike(record, self._plan, self._data.dp_rank)
         if alike and position and reads.goes_on(record.issued, position) is False:
             self._judged = True

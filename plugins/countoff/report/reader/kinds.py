@@ -111,8 +111,9 @@ def _roll(fit: Fit, time: float, record: Record) -> bool:
 
 
 def _totals(fit: Fit, _: float, record: Record) -> bool:
-    fit.true_totals = {**fit.true_totals, **record.named_numbers("true")}
-    fit.reported_totals = {**fit.reported_totals, **record.named_numbers("reported")}
+    # A line has all that are known: one that is not there any more has turned out not to be true.
+    fit.true_totals = record.named_numbers("true")
+    fit.reported_totals = record.named_numbers("reported")
     if (horizon := record.count("horizon")) is not None:
         fit.horizon = fit.steps_before + horizon
     return True

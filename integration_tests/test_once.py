@@ -11,7 +11,8 @@ from integration_tests.once_jobs import Epochs, Resume
 
 FOUND = re.compile(
     r"in (train epoch \d+), (\d+) of (\d+) samples (?:that were looked at \(of (\d+)\) )?were read by no rank "
-    r"\(rows [\d, …]+\), and (\d+) more than once \(rows [\d, …]+, by ranks 0, 1\)\."
+    r"\(rows [\d, …]+\), and (\d+) more than once \(rows [\d, …]+, by ranks 0, 1\)"
+    r"(?:: rank (\d) kept the order of the train epoch before, and rank \d did not)?\."
 )
 HEALTHY = {
     "every rank sets the epoch": Epochs(),
@@ -43,7 +44,8 @@ def test_orders_that_differ_by_rank_are_found_at_the_end_of_their_epoch(run_rank
         assert len(sentences) == 1, name
         found = FOUND.fullmatch(sentences[0])
         assert found is not None, sentences
-        epoch, unread, looked, rows, _ = found.groups()
+        epoch, unread, looked, rows, _, kept = found.groups()
+        assert kept == str(1 - run.sets_epoch[0]), sentences
         assert (epoch, int(rows or looked)) == ("train epoch 1", run.rows), sentences
         assert int(unread) > int(looked) // 10
     weights = [each["weights"] for each in results[0].value]

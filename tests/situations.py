@@ -562,7 +562,7 @@ def data() -> Iterator[Situation]:
     yield Situation(
         "SameOrder",
         "set_epoch is never called",
-        lambda _: identity.same_order("train epoch 1", 0),
+        lambda _: identity.same_order("train epoch 1", (0, 1)),
         adapters=able("SameOrder"),
     )
     read = once.Reading(rows=64, samples=32, difference=0, seen=0xFFFFFFFF, twice=0, repeated=0, dropped=0)

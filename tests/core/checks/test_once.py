@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
+from countoff.core import FitPlan, Settings
+from countoff.core.checks.check import FitStart
 from countoff.core.checks.once import (
     LOOKED_AT,
     NOT_READ_ONCE,
     SKIPPED,
+    Once,
     Place,
     Reading,
     judge_once,
     judge_skipped,
     step_between,
 )
+from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.records import RECORD_BYTES, record_text
+from countoff.core.state import State
 
 EPOCH = "train epoch 0"
 
@@ -136,3 +142,42 @@ def test_a_place_reads_back():
     assert Place.from_json(place.to_json()) == place
     with pytest.raises((KeyError, TypeError, ValueError, AttributeError)):
         Place.from_json({**place.to_json(), "ahead": ["10"]})
+
+
+class Reports:
+    """The other ranks: judges the reports that the ranks would give."""
+
+    def __init__(self) -> None:
+        self.judged: list[Any] = []
+
+    def report(self, name: str, record: Callable[[], Any], judge: Callable[[Any], Any], **_: Any) -> None:
+        own = dict(record())
+        self.judged.append(lambda others: [each for each in judge({0: own, **others}) if each is not None])
+
+
+def closed(again: bool) -> Any:
+    """An epoch of rank 0 of 2; returns what judges it with the record of rank 1."""
+    reports, span = Reports(), SpanCounters("train epoch 1")
+    once = Once(State(0, 2, Settings(), {}), repeats_order=lambda: again)
+    once.fit_started(FitStart(FitPlan(dp_degree=2), {}), reports)  # pyright: ignore[reportArgumentType]
+    once.span_opened(span, 1)
+    once.span_closing(span, "exhausted", orderly=True)
+    return reports.judged[0]
+
+
+def test_who_has_kept_the_order_of_the_epoch_before_is_named():
+    """All ranks, or some of them; where it is known what was read, with what follows from it."""
+    assert closed(False)({1: {"again": False}}) == []
+    (all_ranks,), (one,) = closed(True)({1: {"again": True}}), closed(False)({1: {"again": True}})
+    assert all_ranks.sentence.startswith(
+        "train epoch 1 was read in the same order as the train epoch before it, though"
+    )
+    assert one.sentence == (
+        "rank 1 read train epoch 1 in the same order as the train epoch before it, and rank 0 did not."
+    )
+    assert (all_ranks.kind, one.kind, one.ranks) == ("SameOrder", "SameOrder", (1,))
+
+
+def test_an_epoch_is_compared_only_where_all_ranks_know_what_they_have_read():
+    told = reading(64, range(32), 1, 2).to_json()
+    assert closed(False)({1: {"again": False, **told}}) == []

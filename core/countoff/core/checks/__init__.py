@@ -111,7 +111,11 @@ class Checks(NamedTuple):
         """
         plans, split = plan.PlanCheck(state.settings.weights_every), splits.SplitCheck()
         identity = data.DataIdentity(state, datasets_differ=lambda: plans.datasets_differ or split.found)
-        reads = once.Once(state, explained=lambda: plans.datasets_differ or split.found or identity.found)
+        reads = once.Once(
+            state,
+            explained=lambda: plans.datasets_differ or split.found or identity.found,
+            repeats_order=lambda: identity.repeats_order,
+        )
         return cls(
             plan=plans,
             uneven=uneven.UnevenCheck(state.settings),

@@ -121,12 +121,13 @@ class DataIdentity(Check):
             sets it before the epoch ends, where the framework says so.
         order: The epoch by which the sampler shuffled the last train epoch of which a batch was read, the number of
             that train epoch, the samples that were shuffled, and the seed; None where the sampler does not show it.
+        repeats_order: Whether the train epoch that has closed last was whole, in the order of the whole one before it.
         found: Whether ranks are known to read the same, or other streams than they should. Known on the first rank.
     """
 
     def __init__(self, state: State, datasets_differ: Callable[[], bool] = lambda: False) -> None:
         self.fingerprints_due = self._due = 0
-        self.is_whole = self.found = False
+        self.is_whole = self.found = self.repeats_order = False
         self.elements: FirstElements | None = None
         self.dp_rank = state.rank
         self._stage = 0
@@ -271,11 +272,12 @@ class DataIdentity(Check):
             self._report()
         self.fingerprints_due = self._due = 0
         self._of_workers = None
+        self.repeats_order = False
         if self._others is not None and self._state.steps > self._steps_before:  # else it was no training
-            self._compare_order(span.name, exhausted=reason == "exhausted")
+            self.repeats_order = self._repeats_order(exhausted=reason == "exhausted")
 
-    def _compare_order(self, name: str, *, exhausted: bool) -> None:
-        """Warns if a whole epoch has read the same data in the same order as the whole epoch before it.
+    def _repeats_order(self, *, exhausted: bool) -> bool:
+        """Whether a whole epoch has read the same data in the same order as the whole epoch before it.
 
         The same order of other data is right, as where a buffer is filled again before each pass. So is a short pass in
         the order of the epoch behind it, as in a search for a learning rate, and another pass over one epoch.
@@ -283,8 +285,7 @@ class DataIdentity(Check):
         prints, last, epoch = self.prints, self._last_order, self._last_epoch
         known = (exhausted or self.is_whole) and self._order is not None and len(prints) > 1
         self._last_order, self._last_epoch = (self._order, self._first, prints) if known else None, self._epoch
-        if known and self._last_order == last and self._epoch != epoch:
-            self._state.find(same_order(name, self._state.rank))
+        return known and self._last_order == last and self._epoch != epoch
 
     def _known(self) -> list[Fingerprint]:
         return [each for each in self._read if isinstance(each, Fingerprint)]
@@ -433,12 +434,16 @@ def same_on_workers(span: str, rank: int, prints: Sequence[str], workers: int, f
     return DUPLICATE_DATA.found(sentence, (rank,), subject=WORKERS)
 
 
-def same_order(span: str, rank: int) -> Verdict:
-    """Returns a `SameOrder`: a rank has read the same data in the same order as in the epoch before.
+def same_order(span: str, ranks: Sequence[int], others: Sequence[int] = ()) -> Verdict:
+    """Returns a `SameOrder`: ranks have read the same data in the same order as in the epoch before.
 
     Args:
         span: Name of the train epoch.
-        rank: The rank.
+        ranks: These ranks, ascending.
+        others: Those that have read in another order.
     """
-    sentence = f"{span} was read in the same order as the train epoch before it, though the sampler shuffles."
-    return SAME_ORDER.found(sentence, (rank,))
+    again = "in the same order as the train epoch before it"
+    sentence = f"{span} was read {again}, though the sampler shuffles."
+    if others:
+        sentence = f"{names_of(ranks)} read {span} {again}, and {names_of(others)} did not."
+    return SAME_ORDER.found(sentence, tuple(ranks))

@@ -17,9 +17,11 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from countoff.core.checks.check import Check, FitStart, Others
+from countoff.core.checks.data import same_order
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.records import Reason, Records, parse_count, parse_rank
 from countoff.core.verdict import Cause, Verdict, VerdictKind
@@ -196,6 +198,7 @@ class Once(Check):
     Args:
         state: This rank's state.
         explained: Returns whether a finding that comes earlier is the cause of one of these. Known on the first rank.
+        repeats_order: Returns whether this rank has read the epoch that closes in the order of the one before it.
 
     Attributes:
         reads: What this rank reads in the open train epoch. An adapter sets it when the epoch has given its first
@@ -203,11 +206,16 @@ class Once(Check):
         position: Batches of the open train epoch that this fit has not read.
     """
 
-    def __init__(self, state: State, explained: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self,
+        state: State,
+        explained: Callable[[], bool] = lambda: False,
+        repeats_order: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.reads: EpochReads | None = None
         self.position = 0
         self._state = state
-        self._explained = explained
+        self._explained, self._repeats_order = explained, repeats_order
         self._others: Others | None = None
         self._dp_ranks = range(state.world_size)
 
@@ -225,21 +233,26 @@ class Once(Check):
         if span.evaluation or not span.compared or self._others is None:
             return
         reads, self.reads = self.reads, None
-        make = None if reads is None else reads.reading(span.started)
+        make, again = None if reads is None else reads.reading(span.started), self._repeats_order()
 
         def record() -> Mapping[str, Any]:
             reading = None if make is None else make()
-            return {} if reading is None else reading.to_json()
+            return {"again": again, **({} if reading is None else reading.to_json())}
 
         self._others.report(f"once/{span.opened}", record, lambda records: [self._judge(span.name, records)])
 
     def _judge(self, span: str, records: Records) -> Verdict | None:
-        if not all(records.get(rank) for rank in self._state.ranks):
-            return None  # of a rank that has not read a whole epoch, or of which it is not known what it has read
-        if self._explained():
-            return None
-        readings = {rank: Reading.from_json(record, self._dp_ranks) for rank, record in records.items()}
-        return judge_once(span, readings, dp_degree=len(self._dp_ranks))
+        again = [rank for rank, record in sorted(records.items()) if record.get("again") is True]
+        others = [rank for rank in sorted(records) if rank not in again]
+        told = {rank: record for rank, record in records.items() if "rows" in record}
+        found = None
+        if len(told) == len(self._state.ranks) and not self._explained():  # each has read a known, whole epoch
+            readings = {rank: Reading.from_json(record, self._dp_ranks) for rank, record in told.items()}
+            found = judge_once(span, readings, dp_degree=len(self._dp_ranks))
+        if found is None or not again:
+            return same_order(span, again, others) if again else found
+        kept = f"{names_of(again)} kept the order of the train epoch before, and {names_of(others)} did not"
+        return replace(found, sentence=f"{found.sentence.removesuffix('.')}: {kept}." if others else found.sentence)
 
 
 def step_between(rows: int) -> int:

@@ -207,7 +207,7 @@ def test_every_setting_is_an_option(capfd: pytest.CaptureFixture[str], tmp_path:
             script = f"import os; print(os.environ[{variable_of(name)!r}])"
             with pytest.raises(SystemExit):
                 main(["run", option, text, "--", sys.executable, "-c", script])
-            assert capfd.readouterr().out == f"{text}\n", option
+            assert capfd.readouterr().out == f"{text}\n", f"{option} is not in _SETTINGS of countoff/cli/__main__.py"
 
 
 def test_no_address_is_a_flag_or_printed(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +220,10 @@ def test_no_address_is_a_flag_or_printed(capfd: pytest.CaptureFixture[str], monk
     assert "hunter2" not in "".join(capfd.readouterr())
 
 
-def test_a_dry_run_says_what_would_be_hooked(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_says_what_would_be_hooked(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
     main(["run", "--dry-run", "--weights-every", "8", "--", "touch", "train it"])
     lines = capfd.readouterr().out.splitlines()
     assert lines[:4] == ["would run: touch 'train it'", "  with COUNTOFF_WEIGHTS_EVERY=8", *lines[2:4]]

@@ -286,7 +286,7 @@ def report_failure(
     """Reports this rank's exception to all ranks. One that looks like a lost peer waits for the better cause first.
 
     An exception that the program may still catch ends nothing here: the others are told of it, and are ended by it as
-    soon as they need this rank (`protocol.losses`). Only where this rank has lost a peer, and it is known which, that
+    soon as they need this rank (`checks.lost`). Only where this rank has lost a peer, and it is known which, that
     becomes the verdict.
 
     Args:

@@ -113,7 +113,7 @@ class Watchdog:
         self._speaker.hand(tell)
 
     def _look_for_losses(self) -> None:
-        """Reports a rank that is away as soon as this rank needs it (`protocol.losses`)."""
+        """Reports a rank that is away as soon as this rank needs it (`checks.lost`)."""
         away, now = self._away(), time.monotonic()
         since = {each: (each.rank, each.subject, each.certain, each.begun) for each in away}
         self._away_since = {key: self._away_since.get(key, now) for key in since.values()}

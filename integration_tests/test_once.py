@@ -55,7 +55,7 @@ def test_orders_that_differ_by_rank_are_found_at_the_end_of_their_epoch(run_rank
 
 ANOTHER_ORDER = (
     "ResumeMismatch: train epoch 1 goes on after 4 batches in another order than it had before the checkpoint: the "
-    "sampler issues other rows of the same dataset there."
+    "sampler issues other rows there, of a dataset with as many."
 )
 RESUMES = {
     "right": (Resume(), []),

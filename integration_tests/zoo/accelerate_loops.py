@@ -170,6 +170,21 @@ def first_batches_skipped(options):
 
 
 @healthy()
+def passes_inside_a_pass(options):
+    """In the middle of each epoch, the same prepared loader is read once more, for the accuracy on its samples."""
+    own = accelerator()
+    model, optimizer, loader = prepared(own, shuffled(64))
+    counts = []
+    with Countoff(own, **options) as countoff:
+        for _ in range(2):
+            for number, batch in enumerate(countoff.train(loader)):
+                step(own, model, optimizer, batch)
+                if number == 2:
+                    counts.append(sum(len(labels) for _, labels in loader))
+    return counts, model
+
+
+@healthy()
 def several_prepares(options):
     """Three models are prepared and trained one after the other, and one fit is never closed."""
     own = accelerator()
@@ -442,7 +457,7 @@ def several_passes_over_each_batch(options):
 
 
 @healthy()
-def accumulation_that_grows(options):
+def accumulation_that_grows_of_accelerate(options):
     """The first batches of the first epoch are a step each, and later ones four together."""
     own = accelerator(4)
     model, optimizer, loader = prepared(own, shuffled(128))

@@ -572,14 +572,19 @@ class Guard:
         """
         self._report(error, may_be_caught=True)
 
-    def soon(self, job: Callable[[Any], object]) -> None:
+    def soon(self, job: Callable[[Any], object]) -> bool:
         """Has a function called on the guard's thread; it may be asked for at any moment, as by a finalizer.
 
         Args:
-            job: Called with the guard's channel. It is not called where the thread has ended, or there is none.
+            job: Called with the guard's channel.
+
+        Returns:
+            Whether it will be: not where there is no other rank, before the fit and after it.
         """
-        if self.member is not None and not self._closed:
-            self.state.outbox.put(job)
+        if self.member is None or self._closed:
+            return False
+        self.state.outbox.put(job)
+        return True
 
     def recovered(self) -> None:
         """Takes back what `failing` has told, where the loop goes on after its exception. Does nothing otherwise."""

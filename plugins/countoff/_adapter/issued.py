@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import os
 import threading
 import weakref
 from array import array
@@ -22,6 +23,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from countoff._adapter.hooks import PlacedValue
 from countoff.core.checks.once import LOOKED_AT, step_between
+from countoff.core.data.unobserved import unobserved
 
 __all__ = ["Issue", "Tally", "Watch", "of_iterator", "sum_of_rows"]
 
@@ -59,18 +61,21 @@ class Tally:
         return self._order.hexdigest()
 
     def add(self, batches: list[Any]) -> None:
-        """Adds the indices of batches: lists of numbers, or single numbers."""
+        """Adds the indices of batches: lists of numbers, or single numbers. It raises nothing."""
+        try:
+            with unobserved():  # a mode of the user's would see the operations
+                self._add(batches)
+        except Exception:  # as of a number beyond 64 bits
+            self.valid = False
+
+    def _add(self, batches: list[Any]) -> None:
         flat = list(itertools.chain.from_iterable(each if type(each) is list else (each,) for each in batches))
         if not self.valid or not flat:
             return
         if set(map(type, flat)) != {int}:
             self.valid = False
             return
-        try:
-            values = array("q", flat)
-        except OverflowError:
-            self.valid = False
-            return
+        values = array("q", flat)
         self._order.update(values.tobytes())
         self.samples += len(values)
         rows = self._rows
@@ -126,34 +131,52 @@ class Issue:
     Attributes:
         source: The `id` of the sampler's iterator, from which they come. A loader may use its own for another pass.
         batches: The batches that are not summed up yet, the oldest first; None where they are not kept.
-        issued: Batches that have been issued.
         ended: Whether the sampler has none left.
-        skipped: Batches before the first one, where the iterator of a loader that was restored tells.
+        begun: Batches that the pass had been issued before this recorded any.
+        restored: Batches of the epoch before the first one, where the iterator of a loader that was restored tells.
         tally: The sums of the batches before these.
     """
 
-    __slots__ = ("_lock", "_soon", "_summed", "batches", "ended", "issued", "skipped", "source", "tally")
+    __slots__ = ("_asked", "_lock", "_soon", "_summed", "batches", "begun", "ended", "restored", "source", "tally")
 
-    def __init__(self, iterator: Any, soon: Callable[[Any], object] | None = None) -> None:
+    def __init__(self, iterator: Any, soon: Callable[[Any], bool] | None = None) -> None:
         self.source = id(iterator._sampler_iter)
         self.batches: deque[Any] | None = None if soon is None else deque()
-        self.issued = 0
         self.ended = False
-        self.skipped: int = getattr(iterator, "_sampler_iter_yielded", 0)  # of torchdata's loaders
+        self.restored: int = getattr(iterator, "_sampler_iter_yielded", 0)  # of torchdata's loaders
+        # Lightning makes the iterator, whose workers fetch ahead at once, before a callback hears of the fit.
+        self.begun: int = 0 if self.restored else getattr(iterator, "_send_idx", 0) or iterator._num_yielded
         self.tally = Tally(None)
         self._summed = 0
         self._soon = soon
+        self._asked = False
         self._lock = threading.Lock()
 
+    @property
+    def issued(self) -> int:
+        """Batches that were issued and recorded."""
+        return self._summed + len(self.batches or ())
+
     def add(self, index: Any) -> None:
-        """Takes the indices of another batch."""
+        """Takes the indices of another batch; what is no row number ends the recording, and no object is kept."""
         batches = self.batches
-        assert batches is not None
-        # The list may be one that the sampler fills again for the next batch.
-        batches.append(index[:] if type(index) is list else index)
-        self.issued += 1
-        if len(batches) >= 2 * _KEPT and not self.issued % _KEPT and self._soon is not None:
-            self._soon(lambda _: self.sum_up(self.issued - _KEPT))
+        if batches is None:
+            return
+        if type(index) is int:
+            batches.append(index)
+        elif type(index) is list and index and type(index[0]) is int:
+            batches.append(index[:])  # it may be one that the sampler fills again for the next batch
+        else:
+            self.batches, self.tally.valid = None, False
+            return
+        if len(batches) > 2 * _KEPT and not self._asked and self._soon is not None:
+            self._asked = True
+            if not self._soon(self._sum_up_most):
+                self._sum_up_most(None)
+
+    def _sum_up_most(self, _: Any) -> None:
+        self.sum_up(self.issued - _KEPT)
+        self._asked = False
 
     def sum_up(self, batches: int) -> Tally | None:
         """Sums up the first batches; returns the sums, or None if they are not known of exactly so many.
@@ -165,8 +188,9 @@ class Issue:
             kept = self.batches
             if kept is None or not self._summed <= batches <= self.issued:
                 return None
-            self.tally.add([kept.popleft() for _ in range(batches - self._summed)])
+            more = [kept.popleft() for _ in range(batches - self._summed)]
             self._summed = batches
+            self.tally.add(more)
             return self.tally if self.tally.valid else None
 
     def are_of(self, rows: int) -> None:
@@ -195,13 +219,13 @@ class Watch:
 
     Args:
         loader: A DataLoader of torch's, or one of a class made from it.
-        soon: Has a function called on another thread, with an argument that means nothing.
+        soon: Has a function called on another thread, with an argument that means nothing; returns whether it will be.
 
     Attributes:
         latest: The latest pass that has begun.
     """
 
-    def __init__(self, loader: DataLoader[Any], soon: Callable[[Any], object]) -> None:
+    def __init__(self, loader: DataLoader[Any], soon: Callable[[Any], bool]) -> None:
         self._loader = weakref.ref(loader)
         self._soon = soon
         self.latest: Issue | None = None
@@ -234,30 +258,42 @@ class _Hook:
         self._iterators: dict[int, weakref.ref[Any]] = {}
         self._watches: list[Watch] = []
         self._placed: PlacedValue | None = None
+        self._is_over: list[bool] = []
+        self.renew_lock()
+
+    def renew_lock(self) -> None:
+        """Makes a lock that no thread holds: another one may have held it when this process was forked."""
         self._lock = threading.RLock()
 
     def add(self, watch: Watch) -> None:
         with self._lock:
             self._watches.append(watch)
             if self._placed is None:
-                self._placed = PlacedValue(_BaseDataLoaderIter, "_next_index", self._function())
+                self._is_over = is_over = list[bool]()
+                self._placed = PlacedValue(_BaseDataLoaderIter, "_next_index", self._function(is_over))
 
     def remove(self, watch: Watch) -> None:
         with self._lock:
             self._watches = [each for each in self._watches if each is not watch]
             if not self._watches and self._placed is not None:
+                self._is_over.append(True)  # other code may have wrapped the function, and keep it
                 self._placed.remove()
                 self._placed = None
                 self.issues.clear()
                 self._iterators.clear()
 
-    def _function(self) -> Callable[[Any], Any]:
+    def _function(self, is_over: list[bool]) -> Callable[[Any], Any]:
         own, issues, begin = _BaseDataLoaderIter._next_index, self.issues, self._begin
 
         def next_index(iterator: Any) -> Any:
+            if is_over:
+                return own(iterator)
             issue = issues.get(id(iterator))
-            if issue is None or issue.source != id(iterator._sampler_iter):
-                issue = begin(iterator)
+            try:
+                if issue is None or issue.source != id(iterator._sampler_iter):
+                    issue = begin(iterator)
+            except Exception:  # an iterator of the user's own, without what those of torch have
+                return own(iterator)
             try:
                 index = own(iterator)
             except StopIteration:
@@ -290,6 +326,7 @@ class _Hook:
 
 
 _hook = _Hook()
+os.register_at_fork(after_in_child=_hook.renew_lock)
 
 
 def of_iterator(iterator: Any) -> Issue | None:

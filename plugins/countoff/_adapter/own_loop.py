@@ -158,6 +158,7 @@ class OwnLoop(ABC):
             DivergenceError: If another rank goes on, or has diverged before.
         """
         self._loop.end()
+        self._loop.fit.reads.release()  # also of a pass that was never asked for a batch
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _copy_of, (type(self),)

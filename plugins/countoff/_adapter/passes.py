@@ -337,6 +337,7 @@ class Count:
         self._begun = self._over = False
         self._span: _Span | None = None  # None too where the pass is compared by itself
         self._turn = threading.RLock()  # one thread at a time takes a batch
+        self._taken = False  # whether it has given a batch
         self._more = False  # whether the next batch is known to be fetched, so that to ask for it begins it
 
     def take(self) -> Any:
@@ -353,7 +354,8 @@ class Count:
                     self._passes.settle()
                 if (thread := threading.get_ident()) != self._thread:
                     self._move(thread)
-                counters, span, more = self._counters, self._span, self._more
+                counters, span, more, ahead = self._counters, self._span, self._more, self.ahead
+                ended_before = ahead is not None and ahead.end_of_dataloader
                 if more:
                     counters.started = started = counters.started + 1
                     if started >= self._state.alarm and span is not None and span.open:
@@ -373,10 +375,14 @@ class Count:
                 if span is not None:
                     if self._fingerprints_due and span.open:
                         self._take_fingerprint(batch)
-                    if self.ahead is not None:
-                        self._more = not (at_end := self.ahead.end_of_dataloader)
-                        if at_end and span.open and self._guard.span is counters:  # else an evaluation inside is open
+                    if ahead is not None:
+                        self._more = not (at_end := ahead.end_of_dataloader)
+                        if at_end and ended_before and self._taken:
+                            # Another pass over the same loader, inside of this one, has come to its end.
+                            self.ahead = span.ahead = None
+                        elif at_end and span.open and self._guard.span is counters:  # else an evaluation inside is open
                             self._guard.last_batch()
+                    self._taken = True
                     if span.epoch is not None:
                         span.batch = HeldBatch(batch)
                     span.failed = False

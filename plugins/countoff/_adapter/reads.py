@@ -14,8 +14,9 @@ from torch.utils.data.distributed import DistributedSampler
 from countoff._adapter.even_loaders import saves_state
 from countoff._adapter.held_datasets import dealt, dealt_rows, rows_of
 from countoff._adapter.issued import Issue, Watch, of_iterator, sum_of_rows
-from countoff._adapter.sampling import accelerate_classes, samplers_of
-from countoff.core.checks.once import Place, Reading
+from countoff._adapter.sampling import accelerate_classes, asks_for_length, samplers_of
+from countoff._adapter.torch_facts import iterates_as_torch, reported_length
+from countoff.core.checks.once import MOST_ROWS, Place, Reading
 from countoff.core.data.plain import attribute_of
 from countoff.core.plan import BatchPlan
 
@@ -38,14 +39,15 @@ class Reads:
         dp_degree: The number of dp_ranks.
 
     Attributes:
-        soon: Has a function called on another thread, with an argument that means nothing.
+        soon: Has a function called on another thread, with an argument that means nothing; returns whether it will be.
     """
 
     def __init__(self, dp_rank: int, dp_degree: int) -> None:
-        self.soon: Callable[[Any], object] = _nothing
+        self.soon: Callable[[Any], bool] = _nobody_takes
         self._dp_rank, self._dp_degree = dp_rank, dp_degree
         self._watch: Watch | None = None
         self._watched: Callable[[], Any] = _nobody
+        self._numbers: tuple[Any, ...] | None = None
 
     def expect(self, loader: Any) -> None:
         """Records a train loader's passes from here on; to be called before it is iterated. It raises nothing.
@@ -58,7 +60,7 @@ class Reads:
         self.release()
         with contextlib.suppress(Exception):  # objects of the user's may be made of anything
             if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
-                self._watched = weakref.ref(loader)
+                self._watched, self._numbers = weakref.ref(loader), _numbers_of(loader)
                 self._watch = Watch(loader, lambda job: self.soon(job))
 
     def begin(self, guard: Guard, plan: BatchPlan | None, iterator: Any = None, *, spun: bool = False) -> None:
@@ -74,16 +76,18 @@ class Reads:
         issue = None if watch is None else of_iterator(iterator) or watch.latest
         if watch is None or loader is None or issue is None or issue.batches is None:
             return
+        watch.latest = None  # a later pass that nobody has seen begin is not this one
         own = self._dp_rank, self._dp_degree
-        skipped = issue.skipped or (0 if spun else guard.once.position)
+        skipped = issue.restored or issue.begun + (0 if spun else guard.once.position)
         known = None if plan is None else plan.facts.dataset_size
         with contextlib.suppress(Exception):  # as above
             stored = rows_of(loader.dataset)
             rows, dealt = known if stored is None else stored, self._rows_dealt_once(loader, known)
             if dealt is not None:
                 issue.are_of(dealt)
-            guard.once.reads = _EpochReads(issue, skipped, own, rows, dealt, plan)
-            guard.resumes.look_at_order()
+            guard.once.reads = _EpochReads(issue, skipped, own, rows, dealt, plan, spun=spun and not issue.begun)
+            if iterates_as_torch(loader):
+                guard.resumes.look_at_order()
 
     def release(self) -> None:
         """Ends the recording. Does nothing when called again."""
@@ -100,9 +104,11 @@ class Reads:
         """
         if self._dp_degree == 1 or dealt(loader, self._dp_rank, self._dp_degree) is not loader.dataset:
             return None
+        if self._numbers is None or self._numbers != _numbers_of(loader):
+            return None  # the plan is that of the loader as it was
         _, *samplers = samplers_of(loader)
         rows = dealt_rows(loader, dp_rank=self._dp_rank, dp_degree=self._dp_degree, known=known)
-        if not rows or rows // self._dp_degree >= _WIDEST:
+        if not rows or rows // self._dp_degree >= _WIDEST or rows >= MOST_ROWS:
             return None
         return rows if all(map(_issues_once, samplers)) and not any(map(saves_state, (loader, *samplers))) else None
 
@@ -117,6 +123,7 @@ class _EpochReads:
         rows: Rows of the dataset; None if that is not known.
         dealt: The same where they are dealt out to all ranks, each to be read once; else None.
         plan: The plan of an epoch.
+        spun: Whether the framework has taken the batches from the loader that it skips after a resume.
     """
 
     def __init__(
@@ -127,12 +134,16 @@ class _EpochReads:
         rows: int | None,
         dealt: int | None,
         plan: BatchPlan | None,
+        *,
+        spun: bool,
     ) -> None:
         self._issue = issue
         self._skipped = skipped
         self._own = own
         self._rows, self._dealt = rows, dealt
         self._plan = plan
+        self._spun = spun
+        self._first = "" if skipped else issue.digest_of(1)
 
     @property
     def skipped(self) -> int:
@@ -165,18 +176,22 @@ class _EpochReads:
         numbers = range(max(1, first), min(issue.issued, first + _AHEAD) + 1)
         ahead = {number + self._skipped: digest for number in numbers if (digest := issue.digest_of(number))}
         tally = None if self._skipped else issue.sum_up(batches)
-        return Place(self._rows, batches, "" if tally is None else tally.order, ahead)
+        return Place(self._rows, batches, "" if tally is None else tally.order, ahead, self._first)
 
     def goes_on(self, place: Place, position: int) -> bool | None:
         """Returns whether a resumed epoch goes on in the order that it had before a checkpoint."""
         issue = self._issue
-        if self._rows is None or place.rows != self._rows:
+        now = issue.digest_of(1)
+        if self._rows is None or place.rows != self._rows or not now:
             return None
-        if not self._skipped:  # the batches before the checkpoint have been issued again
+        if self._spun:  # the batches before the checkpoint have been issued again
             tally = issue.sum_up(place.batches) if place.order and position == place.batches else None
             return None if tally is None else tally.order == place.order
-        before, now = place.ahead.get(position + 1), issue.digest_of(1)
-        return None if self._skipped != position or not before or not now else before == now
+        before = place.ahead.get(position + 1)
+        if self._skipped != position or not before or now == place.first:  # it begins the epoch again: its data tells
+            return None
+        # A loader of one's own may take and drop batches by itself.
+        return any(issue.digest_of(number) == before for number in range(1, issue.issued + 1))
 
 
 _part = functools.lru_cache(maxsize=4)(sum_of_rows)
@@ -190,8 +205,22 @@ def _issues_once(sampler: Any) -> bool:
     return kind in (BatchSampler, DistributedSampler, SequentialSampler, *accelerate_classes("BatchSamplerShard"))
 
 
-def _nothing(_: Any) -> None:
-    """Where no thread sums anything up yet."""
+def _numbers_of(loader: DataLoader[Any]) -> tuple[Any, ...] | None:
+    """What the samplers of a loader and its dataset have in numbers now; None where a pass would not ask for them."""
+    if not asks_for_length(loader):
+        return None
+    numbers: list[Any] = [rows_of(loader.dataset), id(loader.dataset)]
+    for sampler in list(samplers_of(loader))[1:]:
+        numbers += [id(sampler), reported_length(sampler)]
+        numbers += [attribute_of(sampler, name) for name in ("batch_size", "drop_last", "num_samples", "total_size")]
+        if isinstance(sampler, DistributedSampler):
+            numbers += [reported_length(sampler.dataset), id(sampler.dataset)]
+    return tuple(numbers)
+
+
+def _nobody_takes(_: Any) -> bool:
+    """Where there is no thread that sums anything up."""
+    return False
 
 
 def _nobody() -> None:

@@ -5,6 +5,7 @@ Fingerprints are taken as the loader hands batches out, before training transfor
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from collections.abc import Callable, Iterator
@@ -141,8 +142,10 @@ def known_length(loader: Any) -> int | None:
     if not issubclass(kind, DataLoader) or not (of_library(kind.__len__) and of_library(kind.__iter__)):
         return None
     known = (*_SIZED, *_asking_of_libraries())
-    samplers = [] if isinstance(loader.dataset, IterableDataset) else list(samplers_of(loader))[1:]
-    return reported_length(loader) if samplers and all(type(each) in known for each in samplers) else None
+    with contextlib.suppress(Exception):  # an attribute of the user's own class may be a property
+        samplers = [] if isinstance(loader.dataset, IterableDataset) else list(samplers_of(loader))[1:]
+        return reported_length(loader) if samplers and all(type(each) in known for each in samplers) else None
+    return None
 
 
 def accelerate_classes(*names: str) -> tuple[type, ...]:

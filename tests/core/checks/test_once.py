@@ -138,7 +138,7 @@ def test_skipped_batches_of_a_later_epoch_have_a_cause_of_their_own():
 
 
 def test_a_place_reads_back():
-    place = Place(64, 10, "5e", {10: "a", 11: "b"})
+    place = Place(64, 10, "5e", {10: "a", 11: "b"}, "c")
     assert Place.from_json(place.to_json()) == place
     with pytest.raises((KeyError, TypeError, ValueError, AttributeError)):
         Place.from_json({**place.to_json(), "ahead": ["10"]})

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LOOKED_AT",
+    "MOST_ROWS",
     "NOT_READ_ONCE",
     "SKIPPED",
     "EpochReads",
@@ -68,7 +69,8 @@ NOT_READ_ONCE = VerdictKind(
 LOOKED_AT = 2048
 """Samples of which each rank tells whether it has read them, at most: two bits for each in a record of 1 KiB."""
 _MODULUS = 1 << 64
-_MOST_ROWS = 1 << 31
+MOST_ROWS = 1 << 31
+"""Of a dataset with as many rows or more, nothing is told."""
 _NAMED = 3
 _SURE = 8.0
 """So many standard deviations more than the plan leaves out or repeats are no chance."""
@@ -110,7 +112,7 @@ class Reading(NamedTuple):
             KeyError, TypeError, ValueError: If it is something else.
         """
         rows, samples, repeated, dropped = (
-            parse_count(record[name], _MOST_ROWS) for name in ("rows", "samples", "repeated", "dropped")
+            parse_count(record[name], MOST_ROWS) for name in ("rows", "samples", "repeated", "dropped")
         )
         difference = int(str(record["difference"])[:16], 16)
         seen, twice = _parse_bits(record["seen"]), _parse_bits(record["twice"])
@@ -135,12 +137,14 @@ class Place(NamedTuple):
         order: Digest of the indices of all of these, in their order; empty if some are not known.
         ahead: Digests of the indices of single batches: the last one of these, and the next ones that the loader has
             fetched ahead, by their numbers in the epoch, from 1.
+        first: Digest of the indices of the epoch's first batch; empty if that is not known.
     """
 
     rows: int | None
     batches: int
     order: str
     ahead: Mapping[int, str]
+    first: str = ""
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Place:
@@ -151,7 +155,7 @@ class Place(NamedTuple):
         """
         rows = None if record["rows"] is None else parse_count(record["rows"])
         ahead = {int(number): str(digest) for number, digest in record["ahead"].items()}
-        return cls(rows, parse_count(record["batches"]), str(record["order"]), ahead)
+        return cls(rows, parse_count(record["batches"]), str(record["order"]), ahead, str(record["first"]))
 
     def to_json(self) -> dict[str, Any]:
         """The place as JSON types; `from_json` is its inverse."""

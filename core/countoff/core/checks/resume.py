@@ -17,6 +17,7 @@ Ranks resume alike, or the roll call has named the difference before. So only ra
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -267,7 +268,7 @@ class ResumeRecord:
             informative=bool(found["informative"]),
             last=str(found["last"]),
             order=None if order is None else _order(*order),
-            issued=None if issued is None else Place.from_json(issued),
+            issued=_place_from(issued),
             since=tuple(str(digest) for digest in found.get("since", ())),
             since_batches=parse_count(found.get("since_batches", 0)),
         )
@@ -300,6 +301,7 @@ class Resumes(Check):
         self._epoch = self._skipped = 0
         self._handed: int | None = None
         self._resumed = False  # whether a train epoch has begun
+        self._opened: int | None = None  # the train epoch that was opened last
         self._resumes_here = False  # whether the open train epoch is the first one since the checkpoint
         self._was_left = False  # whether the loop has left that epoch before its end, and begun no other one
         self._judged = False  # whether its data has been compared
@@ -331,9 +333,10 @@ class Resumes(Check):
     def span_opened(self, span: SpanCounters, epoch: int | None) -> None:  # noqa: D102
         if epoch is None:
             return
+        before, self._opened = self._opened, epoch
         self._epoch, self._span, self._skipped, self._handed = epoch, span, span.started, None
         self._was_left = False
-        if self._skips_again(span, epoch):
+        if self._skips_again(span, epoch) and epoch != before:
             self._say(judge_skipped(span.name, span.started))
         self._resumes_here, self._resumed = self._record is not None and not self._resumed, True
         if self._resumes_here and self._record is not None:
@@ -416,8 +419,14 @@ class Resumes(Check):
             order=data.order,
             since=since,
             since_batches=span.started - self._skipped if since and span is not None else 0,
-            issued=None if span is None or not batches or self._once.reads is None else self._once.reads.place(batches),
+            issued=None if span is None or not batches else self._issued(batches),
         ).to_json()
+
+    def _issued(self, batches: int) -> Place | None:
+        reads = self._once.reads
+        with contextlib.suppress(Exception):  # a checkpoint must not fail by it
+            return None if reads is None else reads.place(batches)
+        return None
 
     def look_at_order(self) -> None:
         """Compares what the loader issues first in the epoch of the checkpoint; to be called at its first batch."""
@@ -623,7 +632,7 @@ def judge_issued(record: ResumeRecord, position: int) -> Verdict:
     """
     sentence = (
         f"train epoch {record.epoch} goes on after {count_of(position, 'batch')} in another order than it had before "
-        "the checkpoint: the sampler issues other rows of the same dataset there."
+        "the checkpoint: the sampler issues other rows there, of a dataset with as many."
     )
     return _mismatch(sentence, ISSUED)
 
@@ -775,6 +784,13 @@ def _print_of(batch: Any) -> str:
         time.sleep(0.001)
         found = found.collect()
     return found.digest if isinstance(found, Fingerprint) else ""
+
+
+def _place_from(issued: Any) -> Place | None:
+    """What the sampler had issued; None if that cannot be read, which the rest of the record need not suffer."""
+    with contextlib.suppress(*UNREADABLE):
+        return None if issued is None else Place.from_json(issued)
+    return None
 
 
 def _optional(value: object) -> int | None:

@@ -13,6 +13,7 @@ from countoff.core.liveness.stacks import Place
 from countoff.core.protocol.actions import WriteEntry
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.micro_batches import MicroBatchLog, PassWork, StepWork
+from countoff.core.protocol.records import record_text
 from countoff.core.protocol.rows import row
 from countoff.core.state import State
 from countoff.core.store.channel import encode
@@ -382,6 +383,26 @@ def test_a_record_of_long_names_fits_into_the_store(monkeypatch: pytest.MonkeyPa
         [3 * 10**6 + 1, 4 * 10**6, 10**7],
     ]
     assert record["state"] == "waiting for NCCL"
+
+
+@pytest.mark.parametrize(("left", "told"), [(-1, None), (0, None), (19, None), (20, "lightn"), (200, "result.py")])
+def test_a_record_without_room_leaves_out_the_lines_of_the_framework(
+    monkeypatch: pytest.MonkeyPatch, left: int, told: str | None
+) -> None:
+    """So that it fits into the store, whatever the rest of it takes."""
+    monkeypatch.setattr(module.collectives, "issued", dict)
+    inside = ("lightning/pytorch/result.py:123 in a_function",)
+    store = FakeStore()
+    stalled = Stalled([0, 1], store)
+    place = Place("code", ("train.py:9 in main",), inside=inside, framework="lightning")
+    monkeypatch.setattr(module.stacks, "thread", lambda _: place)
+    stalled.stall.post()
+    bare = record_text({**store.get("stall/0"), "inside": ""})
+    monkeypatch.setattr(module, "RECORD_BYTES", len(bare) + left)
+    stalled.stall.post()
+    record = store.get("stall/0")
+    assert record.get("inside") is None if told is None else told in record["inside"]
+    assert len(record_text(record)) <= len(bare) + max(0, left)
 
 
 def test_a_rank_that_has_said_goodbye_is_not_asked() -> None:

@@ -21,6 +21,8 @@ _GROUPS = 3
 """Process groups of which a rank reports its collectives; its record has a limit."""
 _INSIDE_BYTES = 200
 """What the frames of a framework may take of that, where the rest leaves so much."""
+_LEAST_INSIDE_BYTES = 20
+"""With less, they would say nothing, and `clip` needs some bytes for its ellipsis."""
 
 
 class Stall:
@@ -86,8 +88,8 @@ class Stall:
             record["micro"] = work
         if (passes := state.micro_batches.pass_work()) is not None:
             record["passes"] = passes
-        if place.inside:
-            left = RECORD_BYTES - len(record_text({**record, "inside": ""}))
+        left = RECORD_BYTES - len(record_text({**record, "inside": ""}))
+        if place.inside and left >= _LEAST_INSIDE_BYTES:
             record["inside"] = clip(f"{place.framework} at {' < '.join(place.inside)}", min(_INSIDE_BYTES, left))
         self._speaker.hand(lambda channel: channel.report("stall", state.rank, record))
         if state.leads:

@@ -1,6 +1,7 @@
-"""Loops that accumulate the gradients of several batches, and step as often as that, or more often."""
+"""Loops with Accelerate that accumulate the gradients of several batches, and step as often as that, or more often."""
 
 import contextlib
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,13 +10,9 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import GradientAccumulationPlugin
-from lightning.fabric import Fabric
 from torch.utils.data import DataLoader, TensorDataset
-from torch.utils.data.distributed import DistributedSampler
 
-from countoff.accelerate import Countoff as AccelerateCountoff
-from countoff.fabric import Countoff as FabricCountoff
-from countoff.torch import Countoff
+from countoff.accelerate import Countoff
 from integration_tests import devices
 from integration_tests.jobs import digits
 from integration_tests.weight_jobs import build
@@ -28,17 +25,19 @@ class Loop:
     """A loop of two epochs.
 
     Attributes:
-        framework: Whose loop it is: `torch`, `fabric` or `accelerate`.
-        every: Batches after which it steps; with Accelerate 0, where `accumulate()` decides that.
-        parts: Into how many parts each batch is cut; of a plain loop, they are one step.
+        every: Batches after which it steps; 0 where `accumulate()` decides that.
+        parts: Into how many parts each batch is cut.
+        chained: How many passes over the loader are one epoch.
+        warms_up: Whether an optimizer of the last layer alone steps, and the other one does not.
         accumulation: The gradient accumulation that is said.
         sync_with_dataloader: Whether Accelerate steps at the end of the loader.
         stops: Whether the loop leaves each epoch after half of its batches.
     """
 
-    framework: str = "torch"
-    every: int = 4
+    every: int = 0
     parts: int = 1
+    chained: int = 1
+    warms_up: bool = False
     accumulation: int = 4
     sync_with_dataloader: bool = True
     stops: bool = False
@@ -54,28 +53,19 @@ class _Made:
         self.model: Any = build()
         self.optimizer: Any = torch.optim.SGD(self.model.parameters(), lr=0.01)
         self.applied = [0, 0]
+        head = torch.optim.SGD(self.model[-1].parameters(), lr=0.01)
         self.epoch = 0
-        self.optimizer.register_step_post_hook(self._count)
-        sampler = DistributedSampler(dataset, shuffle=False) if loop.framework == "torch" else None
-        self.loader: Any = DataLoader(dataset, 8, sampler=sampler)
-        self.accelerator: Any = None
-        said: dict[str, Any] = {"gradient_accumulation_steps": loop.accumulation}
-        if loop.framework == "accelerate":
-            AcceleratorState._reset_state()
-            GradientState._reset_state()
-            plugin = GradientAccumulationPlugin(loop.accumulation, sync_with_dataloader=loop.sync_with_dataloader)
-            self.accelerator = Accelerator(cpu=True, gradient_accumulation_plugin=plugin)
-            self.model, self.optimizer, self.loader = self.accelerator.prepare(self.model, self.optimizer, self.loader)
-            self.countoff: Any = AccelerateCountoff(self.accelerator)
-        elif loop.framework == "fabric":
-            fabric = Fabric(**devices.lightning(), strategy="ddp")
-            fabric.launch()
-            self.model, self.optimizer = fabric.setup(self.model, self.optimizer)
-            self.loader = fabric.setup_dataloaders(self.loader)
-            self.countoff = FabricCountoff(fabric, model=self.model, optimizer=self.optimizer, **said)
-        else:
-            self.model = devices.ddp(self.model)
-            self.countoff = Countoff(optimizer=self.optimizer, **said)
+        for each in (self.optimizer, head):
+            each.register_step_post_hook(self._count)
+        AcceleratorState._reset_state()
+        GradientState._reset_state()
+        plugin = GradientAccumulationPlugin(loop.accumulation, sync_with_dataloader=loop.sync_with_dataloader)
+        self.accelerator: Any = Accelerator(cpu=True, gradient_accumulation_plugin=plugin)
+        loader = DataLoader(dataset, 8)
+        self.model, self.optimizer, self.loader = self.accelerator.prepare(self.model, self.optimizer, loader)
+        if loop.warms_up:
+            self.optimizer = self.accelerator.prepare(head)
+        self.countoff = Countoff(self.accelerator)
 
     def _count(self, *_: Any) -> None:
         self.applied[self.epoch] += 1
@@ -83,7 +73,7 @@ class _Made:
     def train_on(self, part: Any, *, accumulates: bool) -> None:
         with self.accelerator.accumulate(self.model) if accumulates else contextlib.nullcontext():
             loss = torch.nn.functional.cross_entropy(self.model(part[0]), part[1])
-            loss.backward() if self.accelerator is None else self.accelerator.backward(loss)
+            self.accelerator.backward(loss)
             if accumulates:
                 self.step()
 
@@ -98,7 +88,8 @@ def train(loop: Loop) -> dict[str, Any]:
         devices.join()
     made = _Made(loop)
     for made.epoch in range(2):
-        for number, batch in enumerate(made.countoff.train(made.loader), 1):
+        loader = itertools.chain(*[made.loader] * loop.chained) if loop.chained > 1 else made.loader
+        for number, batch in enumerate(made.countoff.train(loader), 1):
             for part in zip(*(values.chunk(loop.parts) for values in devices.moved(batch)), strict=True):
                 made.train_on(part, accumulates=not loop.every)
             if loop.every and number % loop.every == 0:

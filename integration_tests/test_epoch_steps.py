@@ -1,4 +1,4 @@
-"""Epochs with more optimizer steps than their gradient accumulation makes; on real ranks."""
+"""Epochs with Accelerate of which each batch, or each part of one, has had an optimizer step; on real ranks."""
 
 from integration_tests import step_jobs
 from integration_tests.step_jobs import Loop
@@ -12,21 +12,16 @@ def too_many(steps: int, given: str, most: int) -> dict[str, str]:
 
 CASES = {
     "as said": (Loop(), 6, {}),
-    "after each batch": (Loop(every=1), 24, too_many(24, "24 batches", 6)),
-    "after each batch, and left early": (Loop(every=1, stops=True), 12, {}),
-    "after each batch, as said": (Loop(every=1, accumulation=1), 24, {}),
-    "Fabric, as said": (Loop("fabric"), 6, {}),
-    "Fabric, after every second batch": (Loop("fabric", every=2), 12, too_many(12, "24 batches", 6)),
-    "Fabric, parts of each batch": (Loop("fabric", every=1, parts=4), 24, {}),
-    "Accelerate, as said": (Loop("accelerate", every=0), 6, {}),
-    "Accelerate, without accumulate()": (Loop("accelerate", every=1), 24, too_many(24, "24 batches", 6)),
-    "Accelerate, by hand": (Loop("accelerate", every=4), 6, {}),
-    "Accelerate, parts of each batch": (
-        Loop("accelerate", every=0, parts=4),
-        27,
-        too_many(27, "96 micro-batches", 24),
-    ),
-    "Accelerate, as the remedy says": (Loop("accelerate", every=0, parts=4, sync_with_dataloader=False), 24, {}),
+    "without accumulate()": (Loop(every=1), 24, too_many(24, "24 batches", 6)),
+    "without accumulate(), and left early": (Loop(every=1, stops=True), 12, {}),
+    "without accumulate(), as said": (Loop(every=1, accumulation=1), 24, {}),
+    "after every second batch": (Loop(every=2), 12, {}),
+    "by hand": (Loop(every=4), 6, {}),
+    "one step for the parts of each batch": (Loop(every=1, parts=4), 24, {}),
+    "a step for each part of the last batch": (Loop(parts=4), 27, too_many(27, "96 micro-batches", 24)),
+    "as the remedy says": (Loop(parts=4, sync_with_dataloader=False), 24, {}),
+    "another optimizer for a while": (Loop(every=1, warms_up=True), 24, {}),
+    "a loader that ends four times in an epoch": (Loop(chained=4, accumulation=7), 16, {}),
 }
 
 

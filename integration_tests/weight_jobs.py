@@ -306,6 +306,7 @@ class Accumulation:
         uncounted: Whether ranks train apart on purpose.
         compiled: Whether torch.compile compiles the model inside of DDP.
         warms_up: How many steps at the beginning have a learning rate of 0.
+        halves: Whether another optimizer has the last layers, and steps first.
         framework: Whose loop it is: `torch`, `accelerate` or `fabric`.
         counted: Whether countoff is there.
     """
@@ -317,6 +318,7 @@ class Accumulation:
     uncounted: bool = False
     compiled: bool = False
     warms_up: int = 0
+    halves: bool = False
     framework: str = "torch"
     counted: bool = True
 
@@ -328,7 +330,11 @@ class _Accumulating:
         self.model: Any = build()
         if each.compiled:
             self.model = torch.compile(self.model, backend="aot_eager")
-        self.optimizer: Any = torch.optim.SGD(self.model.parameters(), lr=0.0 if each.warms_up else 0.05)
+        first, last = list(self.model.parameters()), []
+        if each.halves:
+            first, last = first[:2], first[2:]
+        self.optimizer: Any = torch.optim.SGD(first, lr=0.0 if each.warms_up else 0.05)
+        self.optimizers = [torch.optim.SGD(last, lr=0.05)] if last else []
         self.steps = 0
         self.inner = torch.optim.SGD(self.model.parameters(), lr=0.05)
         self.countoff: Any = None
@@ -382,8 +388,9 @@ class _Accumulating:
             self.average(gradients=True)
         if each.passes_more:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        for optimizer in (*self.optimizers, self.optimizer):
+            optimizer.step()
+            optimizer.zero_grad()
         self.steps += 1
         self.optimizer.param_groups[0]["lr"] = 0.0 if self.steps < each.warms_up else 0.05
         if each.averages == "weights" and averaged:

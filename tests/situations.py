@@ -821,7 +821,7 @@ def processes() -> Iterator[Situation]:
         "WrongTotal",
         "each batch is stepped",
         lambda _: judge_steps(EPOCH, 120, 4, batches=120, passes=120),
-        adapters=["torch", "accelerate", "fabric"],
+        adapters=["accelerate"],
     )
     yield Situation(
         "WrongTotal",

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import math
+import time
 
 import torch
 import torch.distributed as dist
@@ -425,6 +426,53 @@ def inner_steps_that_are_taken_back(options):
                 model.load_state_dict(before)
                 optimizer.step()
                 optimizer.zero_grad()
+    return model
+
+
+@healthy(even=True)
+def twins_that_train_apart(options):
+    """Two models of one shape run local SGD side by side, and rank 1 is late between their passes."""
+    first, second, loader = ddp(1), ddp(2), sharded()
+    twins = [(first, sgd(first)), (second, sgd(second))]
+    with Countoff(model=[first, second], optimizer=[each for _, each in twins], **options) as countoff:
+        for _ in epochs_of(loader):
+            for number, batch in enumerate(countoff.train(loader)):
+                synchronises = number % 4 == 3
+                with contextlib.ExitStack() as apart:
+                    losses = []
+                    for model, _ in twins:
+                        if not synchronises:
+                            apart.enter_context(model.no_sync())
+                        time.sleep(0.02 + 0.03 * own_rank())  # so that rank 0 has compared one twin before rank 1 has
+                        losses.append(loss_of(model, batch))
+                    for (model, optimizer), loss in zip(twins, losses, strict=True):
+                        loss.backward()
+                        optimizer.step()
+                        optimizer.zero_grad()
+                        if synchronises:
+                            average_weights(model)
+            average_weights(first)
+            average_weights(second)
+    return first, second
+
+
+@healthy()
+def inner_steps_for_each_of_several_tasks(options):
+    """Each batch has four tasks, as in first-order MAML: a step of one's own, the gradient behind it, and back."""
+    model, loader = ddp(), sharded(128)
+    optimizer = sgd(model)
+    with Countoff(model=model, optimizer=optimizer, **options) as countoff:
+        for _ in epochs_of(loader):
+            for inputs, labels in countoff.train(loader):
+                for task in zip(inputs.chunk(4), labels.chunk(4), strict=True):
+                    before = copy.deepcopy(model.state_dict())
+                    with model.no_sync():
+                        train_on(model, optimizer, task)
+                    time.sleep(0.02 * own_rank())  # so that rank 0 has compared more often than rank 1
+                    loss_of(model, task).backward()
+                    model.load_state_dict(before)
+                    optimizer.step()
+                    optimizer.zero_grad()
     return model
 
 

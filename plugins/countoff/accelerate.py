@@ -110,7 +110,10 @@ class Countoff(OwnLoop):
         facts = self._facts(loader)
         loop.fit.totals = self._totals(facts)
         of = self._accelerator
-        loop.epoch_steps = EpochSteps(lambda: getattr(of(), "gradient_accumulation_steps", 1), by_passes=True)
+        loop.epoch_steps = EpochSteps(
+            lambda: getattr(of(), "gradient_accumulation_steps", 1),
+            optimizers=lambda: len(getattr(of(), "_optimizers", ())),
+        )
         if is_prepared(loader):
             reference = weakref.ref(loader)
             loop.train_loader = reference

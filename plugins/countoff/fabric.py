@@ -55,8 +55,7 @@ class Countoff(TorchLoop):
         model: The model that `fabric.setup` returned, or a list of such.
         epochs: Epochs of the whole run, at least 0, if known.
         max_steps: Optimizer steps after which the whole run ends, at least 0, if there is such a limit.
-        gradient_accumulation_steps: Batches of one rank per optimizer step, at least 1. An epoch with more steps gets a
-            warning.
+        gradient_accumulation_steps: Batches of one rank per optimizer step, at least 1.
         batch_size: Samples of one rank per batch; None: what the loader shows.
         dataset_size: Samples of the whole train dataset over all ranks, at least 1.
         start_step: Optimizer steps that were applied before the checkpoint from which the run resumes, at least 0.

@@ -59,8 +59,7 @@ class Countoff(TorchLoop):
             is done.
         epochs: Epochs of the whole run, at least 0, if known: schedules are compared with it.
         max_steps: Optimizer steps after which the whole run ends, at least 0, if there is such a limit.
-        gradient_accumulation_steps: Batches of one rank per optimizer step, at least 1. An epoch with more steps gets a
-            warning.
+        gradient_accumulation_steps: Batches of one rank per optimizer step, at least 1.
         batch_size: Samples of one rank per batch; None: what the loader shows.
         dataset_size: Samples of the whole train dataset over all ranks, at least 1. A warning says if each rank reads
             only a share of its share. None: that is found only where the objects or the data show it.

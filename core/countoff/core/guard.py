@@ -507,15 +507,16 @@ class Guard:
         if not self._closed:
             self._checks.splits.evaluates(split)
 
-    def suspect_weights(self, unaveraged: int, begin: Callable[[], PendingHashes]) -> None:
+    def suspect_weights(self, unaveraged: int, moment: str, begin: Callable[[], PendingHashes]) -> None:
         """Compares weights now, where an optimizer has stepped by gradients that were not averaged. It does not wait.
 
         Args:
             unaveraged: The number of that step since the fit began, from 1.
+            moment: What tells this comparison from every other one of the same batch, in the same words on all ranks.
             begin: Begins to compute the hashes of the weights that ranks must hold alike.
         """
         weights = self._checks.weights
-        weights.suspect(self.span, unaveraged, begin)
+        weights.suspect(self.span, unaveraged, moment, begin)
         if weights.wants_batch:
             with self.state.lock:
                 self._arm(self.span)

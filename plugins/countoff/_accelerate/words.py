@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from countoff._adapter.words import EVEN, Words, data_remedies, uneven_remedies
+from countoff._adapter.words import EVEN, LOCAL_STEPS, Words, data_remedies, uneven_remedies
 from countoff.core.checks.framework import CUT_BATCHES, STEPS
 from countoff.core.checks.resume import AGAIN, ISSUED, POSITION, RATE
 
@@ -76,7 +76,8 @@ WORDS = Words(
                 "put the passes of each batch, optimizer.step() and optimizer.zero_grad() inside of "
                 "`with accelerator.accumulate(model):`.\n"
                 "if each batch is to have a step: Accelerator(gradient_accumulation_steps=1), and a learning-rate "
-                "schedule for as many steps."
+                "schedule for as many steps.\n"
+                "if it is meant: levels={'WrongTotal': 'off'}."
             ),
             CUT_BATCHES: (
                 "keep accumulate() from stepping after each part of the last batch: "
@@ -84,9 +85,11 @@ WORDS = Words(
                 "epoch has a multiple of num_steps of these parts.\n"
                 "put the passes of each part, optimizer.step() and optimizer.zero_grad() inside of "
                 "`with accelerator.accumulate(model):`.\n"
-                "cut up no batch: let the loader give the parts as its batches."
+                "cut up no batch: let the loader give the parts as its batches.\n"
+                "if it is meant: levels={'WrongTotal': 'off'}."
             ),
         },
+        "WeightsDiffer": LOCAL_STEPS,
         **data_remedies(
             shares=(
                 "let accelerator.prepare() shard the loader.\n"

@@ -39,25 +39,29 @@ def watch_averaging(fit: Fit) -> Callable[[], None]:
     """
     compared = fit.own.world_size > 1 and fit.settings.levels.get("WeightsDiffer") != "off"
     with contextlib.suppress(Exception), contextlib.ExitStack() as stack:  # as of a parameter that takes no hook
-        for model in fit.models() if compared else ():
-            for path, module in modules_of(model):
-                if DistributedDataParallel in bases_of(type(module)) and not _is_compiled(path, module):
-                    _watch(fit, module, stack)
+        named = [each for model in fit.models() if compared for each in modules_of(model)]
+        found = [(path, each) for path, each in named if DistributedDataParallel in bases_of(type(each))]
+        for number, (path, module) in enumerate(found):
+            if not _is_compiled(path, module):
+                _watch(fit, number, module, stack)
         return stack.pop_all().close
     return _nothing
 
 
 def _is_compiled(path: str, module: Any) -> bool:
-    """Whether torch.compile compiles a module's calls, or those of one around it."""
+    """Whether a module is inside of what `torch.compile(module)` returns, or compiled by `module.compile()` itself.
+
+    A module around it that is compiled by its own `compile()`, and a compiled function that calls it, are not seen.
+    """
     return "_orig_mod" in path.split(".") or getattr(module, "_compiled_call_impl", None) is not None
 
 
-def _watch(fit: Fit, module: Any, stack: contextlib.ExitStack) -> None:
+def _watch(fit: Fit, number: int, module: Any, stack: contextlib.ExitStack) -> None:
     parameters = parameters_of(module.module)
     trained = next((each for name, each in parameters if each.requires_grad and not is_ignored(module, name)), None)
     if trained is None:
         return
-    steps = _Steps(fit, module, trained)
+    steps = _Steps(fit, number, module, trained)
     stack.callback(steps.end)
     stack.callback(trained.register_post_accumulate_grad_hook(_Backward(steps)).remove)
     stack.callback(on_optimizer_step(steps.stepped).remove)
@@ -68,12 +72,15 @@ class _Steps:
 
     Args:
         fit: The fit. Its guard may change.
+        number: The number of the DDP among those of the fit, which is the same on all ranks.
         module: The DDP.
         trained: One of its parameters, which stands for all.
     """
 
-    def __init__(self, fit: Fit, module: Any, trained: Any) -> None:
+    def __init__(self, fit: Fit, number: int, module: Any, trained: Any) -> None:
         self._fit = fit
+        self._number = number
+        self._begun = 0
         self._module: weakref.ref[Any] = weakref.ref(module)
         self._trained: weakref.ref[Any] = weakref.ref(trained)
         self._averages: bool | None = None
@@ -88,9 +95,11 @@ class _Steps:
 
     def stepped(self, optimizer: Any) -> None:
         """Takes note of an optimizer step, which is counted already."""
-        averages, self._averages = self._averages, None
+        averages = self._averages
+        # Another optimizer of the same model may step first, and leaves the gradient to the one that has the parameter.
         if averages is None or (averages and not self._apart) or not self._is_stepped_by(optimizer):
             return
+        self._averages = None
         if self._fit.trains_apart or self._fit.guard is not self._guard:
             self._begin_again()
             return
@@ -113,8 +122,12 @@ class _Steps:
         """Compares the weights, if this pass is one for training."""
         if module.training and torch.is_grad_enabled():
             self.end()
-            if not self._fit.trains_apart and self._fit.guard is self._guard:
-                self._guard.suspect_weights(self._apart, lambda: PendingReplicas([module]))
+            if self._apart and not self._fit.trains_apart and self._fit.guard is self._guard:
+                self._begun += 1
+                unaveraged, moment = self._apart, f"ddp{self._number}.{self._begun}"
+                # What this comparison does not find, a later one must not lay to these steps.
+                self._apart, self._has_averaged = 0, False
+                self._guard.suspect_weights(unaveraged, moment, lambda: PendingReplicas([module]))
 
     def _begin_again(self) -> None:
         self._guard = self._fit.guard

@@ -49,7 +49,7 @@ class CountedLoop:
         may_resume: Whether a pass over the train loader may begin in the middle of an epoch without a word of it, so
             that a single pass tells no length.
         train_loader: Returns the train loader whose epochs are compared with its length; None where none is.
-        epoch_steps: Counts the optimizer steps of the epoch; None where the framework accumulates gradients by itself.
+        epoch_steps: Counts the optimizer steps of the epoch; None where nothing proves how many it must have.
         trainer_ends: Whether the epochs, and the position after a resume, are those of a trainer, which also says by
             itself why it has ended.
     """
@@ -273,7 +273,7 @@ class CountedLoop:
         self.passes.settle()  # a pass that was left before this step does not have it
         self.guard.step(id(optimizer))
         if self.epoch_steps is not None:
-            self.epoch_steps.step(id(optimizer), self.guard.train_batches)
+            self.epoch_steps.step(id(optimizer), self.guard.train_batches, self.guard.span.micro_batches)
         self.fit.stepped()
 
     def _epoch_begins(self, epoch: int) -> None:

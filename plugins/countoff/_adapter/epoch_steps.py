@@ -1,78 +1,95 @@
-"""Counts the optimizer steps of a train epoch, where a run accumulates the gradients of several batches.
+"""Counts the optimizer steps of a train epoch, where Accelerate accumulates the gradients of several batches.
 
-The framework or the person has said how many. A loop that goes on without that, or that cuts up its batches, steps more
-often than the totals and the learning-rate schedule were made for.
+A loop that never calls `accumulate()`, or that cuts up its batches inside of it, steps more often than the totals and
+the learning-rate schedule were made for. The number of steps alone proves neither: `accumulate()` also steps at the end
+of each loader, of which an epoch may read several.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from countoff.core import Verdict
 from countoff.core.checks.framework import judge_steps
 
 __all__ = ["EpochSteps"]
 
+_PARTS = 3
+"""Steps of one batch, each after one pass, that show that it was cut up: two may be those of an optimizer that steps
+twice, or a last part that is stepped by itself."""
+
+
+@dataclass
+class _Stepped:
+    """What one optimizer has done in the epoch."""
+
+    steps: int = 0
+    batches: int = 0  # that had a step
+    batch: int = 0  # of the last step
+    passes: int = 0  # before the last step
+    row: int = 0  # steps until now in that batch, each after one pass
+    cut: bool = False
+
+    def step(self, batch: int, passes: int) -> None:
+        again = batch == self.batch and self.steps > 0
+        self.steps += 1
+        self.batches += not again
+        self.row = (self.row if again else 0) + 1 if passes == self.passes + 1 else 0
+        self.batch, self.passes = batch, passes
+        self.cut |= self.row >= _PARTS
+
 
 class EpochSteps:
-    """The optimizer steps of the open train epoch, of each optimizer.
-
-    Where several optimizers step, as in turns or one of them after each batch, the one with the fewest steps counts.
+    """The optimizer steps of the open train epoch.
 
     Args:
         accumulation: Returns the batches per optimizer step that the run has now, at least 1.
-        by_passes: Whether these are backward passes, which are counted; else batches, and what is counted are forward
-            passes of the models that are known.
+        optimizers: Returns how many optimizers the run has. All of them must show the same, as one may train a part of
+            the model without an accumulation.
 
     Example:
-        >>> steps = EpochSteps(lambda: 4)
+        >>> steps = EpochSteps(lambda: 4, optimizers=lambda: 1)
         >>> for batch in range(1, 13):
-        ...     steps.step(optimizer=1, batch=batch)
-        >>> print(steps.judge("train epoch 0", batches=12, passes=0).sentence)
+        ...     steps.step(optimizer=1, batch=batch, passes=batch)
+        >>> print(steps.judge("train epoch 0", batches=12, passes=12).sentence)
         train epoch 0 had 12 optimizer steps in 12 batches: gradient_accumulation_steps=4 makes at most 3.
     """
 
-    def __init__(self, accumulation: Callable[[], int], *, by_passes: bool = False) -> None:
+    def __init__(self, accumulation: Callable[[], int], optimizers: Callable[[], int]) -> None:
         self._accumulation = accumulation
-        self._by_passes = by_passes
+        self._optimizers = optimizers
         self.begin()
 
     def begin(self) -> None:
         """Begins an epoch."""
-        self._least = self._accumulation()  # a program may change it
-        self._steps = dict[int, int]()
-        self._batches = dict[int, int]()
-        self._last = dict[int, int]()
+        self._said = self._accumulation()
+        self._stepped = dict[int, _Stepped]()
 
-    def step(self, optimizer: int, batch: int) -> None:
+    def step(self, optimizer: int, batch: int, passes: int) -> None:
         """Counts a step.
 
         Args:
             optimizer: Which optimizer it was.
             batch: Number of the batch in the epoch.
+            passes: Backward passes of the epoch until now.
         """
-        if self._least > 1:
-            self._least = min(self._least, self._accumulation())
-            self._steps[optimizer] = self._steps.get(optimizer, 0) + 1
-            if self._last.get(optimizer) != batch:
-                self._last[optimizer] = batch
-                self._batches[optimizer] = self._batches.get(optimizer, 0) + 1
+        if self._said > 1 and self._accumulation() == self._said:  # a program may change it
+            self._stepped.setdefault(optimizer, _Stepped()).step(batch, passes)
 
     def judge(self, epoch: str, *, batches: int, passes: int) -> Verdict | None:
-        """Returns a warning if the epoch, which is about to end, has had more steps than its batches can have.
-
-        Where not all passes are known to be backward passes, several steps in one batch are one.
+        """Returns a warning if all batches of an epoch, which is about to end, or all parts of one have had a step.
 
         Args:
             epoch: Its name.
             batches: Its batches, at least 0.
-            passes: Its passes that are counted, at least 0.
+            passes: Its backward passes that are counted, at least 0. With fewer than batches, not all are known.
         """
-        unknown = self._by_passes and passes < batches
-        if not self._steps or unknown:
+        stepped = self._stepped.values()
+        if not stepped or passes < batches or len(stepped) < self._optimizers():
             return None
-        steps = stepped = min(self._batches.values())
-        if self._by_passes:
-            steps, stepped = min((steps, self._batches[optimizer]) for optimizer, steps in self._steps.items())
-        known = {"batches": batches, "passes": max(batches, passes)}
-        return judge_steps(epoch, steps, self._least, **known, cut=steps > stepped)
+        cut = all(each.cut for each in stepped)
+        if not cut and any(each.batches < batches for each in stepped):
+            return None
+        steps = min(each.steps for each in stepped)
+        return judge_steps(epoch, steps, self._said, batches=batches, passes=passes, cut=cut)

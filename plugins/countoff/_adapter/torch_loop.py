@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 from countoff._adapter.counted_loop import CountedLoop
-from countoff._adapter.epoch_steps import EpochSteps
 from countoff._adapter.evaluation_totals import EvaluationTotals, evaluation_facts
 from countoff._adapter.even_loaders import proven_length, saves_state
 from countoff._adapter.fit import Fit, OwnRank, plan_of
@@ -125,7 +124,6 @@ class TorchLoop(OwnLoop):
         facts = self._facts(source)
         loop.fit.totals = self._totals(facts)
         reference = _reference(source)
-        loop.epoch_steps = EpochSteps(lambda: facts.gradient_accumulation_steps)
         loop.train_loader, loop.may_resume = reference, saves_state(source)
         loop.length_now = lambda: known_length(reference())
         return facts

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from countoff.core.checks import KINDS
 from countoff.core.checks.horizon import Stepping
 from countoff.core.checks.streams import LENGTHS, STREAMING
+from countoff.core.checks.weights import GRADIENTS, OUTSIDE
 from countoff.core.verdict import Remedies
 
-__all__ = ["EVEN", "READS_BY_DP_RANK", "STEPS_REMEDY", "STOP", "Words", "data_remedies", "uneven_remedies"]
+__all__ = ["EVEN", "LOCAL_STEPS", "READS_BY_DP_RANK", "STOP", "Words", "data_remedies", "uneven_remedies"]
 
 STOP = "uneven_train='stop'"
 """The option that lets a job with uneven loaders go on."""
@@ -25,15 +26,14 @@ EVEN = {"Truncated": "with `uneven_train`", "Repeated": "with `uneven_train`"}
 """When an adapter whose framework leaves uneven ranks to countoff reports what became of their batches."""
 READS_BY_DP_RANK = "no sampler deals out the data: each rank reads by the dp_rank that it is given"
 """Why an adapter sees no order and no shares of the data."""
-
-
-STEPS_REMEDY = (
-    "call optimizer.step() and optimizer.zero_grad() after as many batches as Countoff(gradient_accumulation_steps=…) "
-    "says, and not after each one.\n"
-    "if each step is to have fewer batches, give Countoff their number, and make the learning-rate schedule for the "
-    "steps that there are."
-)
-"""What to do in a loop of one's own that steps more often than its gradient accumulation makes."""
+LOCAL_STEPS = {
+    GRADIENTS: (
+        f"{OUTSIDE}\n"
+        "where ranks train apart on purpose: `with countoff.uncounted():` around that loop, or "
+        "levels={'WeightsDiffer': 'off'}."
+    )
+}
+"""The remedies of a `WeightsDiffer` in a loop of one's own, by the verdict's subject."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from countoff._adapter.words import EVEN, STEPS_REMEDY, Words, data_remedies, uneven_remedies
+from countoff._adapter.words import EVEN, LOCAL_STEPS, Words, data_remedies, uneven_remedies
 from countoff.core.checks.resume import AGAIN, RATE
 
 __all__ = ["WORDS"]
@@ -37,7 +37,7 @@ WORDS = Words(
                 "if you have begun a new schedule on purpose, ignore this."
             ),
         },
-        "WrongTotal": STEPS_REMEDY,
+        "WeightsDiffer": LOCAL_STEPS,
         **data_remedies(
             shares=(
                 "leave fabric.setup_dataloaders(use_distributed_sampler=True).\n"
@@ -61,11 +61,11 @@ WORDS = Words(
         "ResumeMismatch": "with `countoff.state_dict()` in the checkpoint",
         "WeightsDiffer": "with `model=`, and `weights_every=` or a step by gradients of `no_sync()`",
         "ShortRun": "with `epochs=`",
-        "WrongTotal": "with `gradient_accumulation_steps=`",
         "WrongHorizon": "with `scheduler=` and `epochs=` or `max_steps=`",
     },
     cannot={
         "WrongLength": "a length is asked for only where torch's own classes compute it",
+        "WrongTotal": "Fabric tells no total",
         "NotDistributed": "Fabric launches the processes, or joins them, by itself",
     },
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from countoff._adapter.words import EVEN, STEPS_REMEDY, Words, data_remedies, uneven_remedies
+from countoff._adapter.words import EVEN, LOCAL_STEPS, Words, data_remedies, uneven_remedies
 
 __all__ = ["WORDS"]
 
@@ -21,7 +21,7 @@ WORDS = Words(
             ),
             option=_OPTION,
         ),
-        "WrongTotal": STEPS_REMEDY,
+        "WeightsDiffer": LOCAL_STEPS,
         **data_remedies(
             shares=(
                 "give every rank its own share: DataLoader(sampler=DistributedSampler(dataset)), or every "
@@ -46,11 +46,11 @@ WORDS = Words(
         "ResumeMismatch": "with `countoff.state_dict()`",
         "WeightsDiffer": "with `model=`, and `weights_every=` or a step by gradients of `no_sync()`",
         "ShortRun": "with `epochs=`",
-        "WrongTotal": "with `gradient_accumulation_steps=`",
         "WrongHorizon": "with `scheduler=` and `epochs=` or `max_steps=`",
     },
     cannot={
         "WrongLength": "a length is asked for only where torch's own classes compute it",
+        "WrongTotal": "a plain loop tells no total of its own",
         "NotDistributed": "Countoff() raises a RuntimeError where torch.distributed is not initialised",
     },
 )

@@ -144,6 +144,40 @@ def test_ranks_of_other_groups_are_not_compared() -> None:
     assert noted(job) == []
 
 
+def suspect(job: Job, rank: int, value: int, moment: str, unaveraged: int = 1) -> None:
+    """Lets a rank compare what it holds inside of the third batch, because of that step."""
+    span = SpanCounters("train epoch 0", opened=1, started=3)
+    pending: Any = SimpleNamespace(collect=lambda: [replicas([value], (0, 1))])
+    job.checks[rank].suspect(span, unaveraged, moment, lambda: pending)
+
+
+def test_comparisons_of_one_batch_are_kept_apart() -> None:
+    """As of two models of one shape: one rank may have compared one of them before the other rank has."""
+    job = Job(2)
+    for rank in (0, 0, 1, 1):
+        suspect(job, rank, 1, "ddp0.1")
+        suspect(job, rank, 2, "ddp1.1")
+        suspect(job, rank, 3, "ddp0.2")
+    job.deliver()
+    assert noted(job) == []
+
+
+def test_a_difference_names_the_step_of_its_own_comparison() -> None:
+    """And none where it is found after every n-th step, whatever was compared before."""
+    inside = "; the last backward pass before step {} ran inside no_sync()."
+    for later, named in {7: inside.format(7), 0: "."}.items():
+        job = Job(2)
+        for rank in (0, 1):
+            suspect(job, rank, 1, "ddp0.1", unaveraged=5)
+            if later:
+                suspect(job, rank, rank, "ddp0.2", unaveraged=later)
+            else:
+                job.compare(rank, replicas([rank], (0, 1)), 2)
+        job.deliver()
+        [found] = noted(job)
+        assert found.endswith(f"the first parameter that differs is layer 0{named}")
+
+
 def test_only_one_difference_is_reported() -> None:
     job = Job(2)
     for steps in (2, 4):

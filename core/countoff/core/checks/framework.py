@@ -15,7 +15,7 @@ from countoff.core.words import count_of
 __all__ = ["CUT_BATCHES", "NOT_DISTRIBUTED", "STEPS", "WRONG_LENGTH", "WRONG_TOTAL", "judge_length", "judge_steps"]
 
 STEPS, CUT_BATCHES = "steps", "cut batches"
-"""The subjects of a `WrongTotal` of optimizer steps: there are too many, or a batch that is cut up has several."""
+"""The subjects of a `WrongTotal` of optimizer steps: each batch has one, or each part of a batch that is cut up."""
 _MORE = Cause(
     "Each step has the samples of fewer batches than planned. A learning-rate schedule for the planned steps ends "
     "before the run."
@@ -67,25 +67,23 @@ def judge_steps(
 ) -> Verdict | None:
     """Returns a `WrongTotal` if a train epoch has had more optimizer steps than its gradient accumulation makes.
 
-    One step more is not reported: an epoch may begin and end inside of an accumulation.
-
     Args:
         epoch: The name of the epoch.
         steps: Its optimizer steps, at least 0.
         gradient_accumulation_steps: Micro-batches per optimizer step, at least 1.
         batches: Its batches on this rank, at least 0.
         passes: Its micro-batches, at least as many.
-        cut: Whether some batch has had several of the steps.
+        cut: Whether the parts of a batch have had them.
 
     Example:
         >>> print(judge_steps("train epoch 0", 39, 10, batches=30, passes=300).sentence)
         train epoch 0 had 39 optimizer steps in 300 micro-batches: gradient_accumulation_steps=10 makes at most 30.
-        >>> judge_steps("train epoch 0", 31, 4, batches=120, passes=120) is None
+        >>> judge_steps("train epoch 0", 30, 4, batches=120, passes=120) is None
         True
     """
     accumulation = gradient_accumulation_steps
     most = steps_in_epoch(passes, gradient_accumulation_steps=accumulation, partial_applied=True)
-    if steps <= most + 1:
+    if steps <= most:
         return None
     counted = count_of(passes, "micro-batch") if passes > batches else count_of(batches, "batch")
     sentence = f"{epoch} had {count_of(steps, 'optimizer step')} in {counted}"

@@ -28,10 +28,15 @@ from countoff.core.words import clip, count_of, names_of, ranks_by
 if TYPE_CHECKING:
     from countoff.core.state import State
 
-__all__ = ["GRADIENTS", "PendingHashes", "Replicas", "Weights", "digests_of", "judge_weights"]
+__all__ = ["GRADIENTS", "OUTSIDE", "PendingHashes", "Replicas", "Weights", "digests_of", "judge_weights"]
 
 GRADIENTS = "gradients"
 """The subject where a step has used gradients that DDP has not averaged."""
+OUTSIDE = (
+    "run the last forward and backward pass before each optimizer.step() outside of no_sync(), also at the end of an "
+    "epoch. Then load, on all ranks, a checkpoint that was written before that step."
+)
+"""What to do about that."""
 WEIGHTS_DIFFER = VerdictKind(
     "WeightsDiffer",
     "ranks that must hold the same weights hold different ones; checked with `weights_every`, and where an optimizer "
@@ -48,11 +53,8 @@ WEIGHTS_DIFFER = VerdictKind(
         ),
         GRADIENTS: Cause(
             "Inside no_sync(), DDP averages no gradients. So each rank has stepped by gradients of its own data, and "
-            "its weights have differed from those of the others since.",
-            "leave only those micro-batches inside no_sync() that another one follows before the step: the last "
-            "forward and backward pass before each optimizer.step() is outside of it, also at the end of an epoch. "
-            "Then load, on all ranks, a checkpoint that was written before that step.\n"
-            "where ranks train apart on purpose: levels={'WeightsDiffer': 'off'}.",
+            "its weights may have differed from those of the others since.",
+            f"{OUTSIDE}\nwhere ranks train apart on purpose: levels={{'WeightsDiffer': 'off'}}.",
         ),
     },
 )
@@ -135,11 +137,10 @@ class Weights(Check):
         self._begin = begin
         self._thread = threading.get_ident()
         self._due: int | None = None
-        self._pending: list[tuple[int, str, PendingHashes]] = []
+        self._pending: list[tuple[int, str, int, PendingHashes]] = []
         self._others: Others | None = None
         self._kept: dict[tuple[int, str, str], Replicas] = {}
         self._last_steps: int | None = None
-        self._unaveraged = 0
         self._compares = bool(state.settings.weights_every)
 
     def fit_started(self, start: FitStart, others: Others | None) -> None:  # noqa: D102
@@ -147,18 +148,19 @@ class Weights(Check):
             self._others, self.watches_steps = others, self._compares
             others.answer(WEIGHTS_DIFFER.name, self._answer)
 
-    def suspect(self, span: SpanCounters, unaveraged: int, begin: Callable[[], PendingHashes]) -> None:
+    def suspect(self, span: SpanCounters, unaveraged: int, moment: str, begin: Callable[[], PendingHashes]) -> None:
         """Compares weights as they are now, because an optimizer has stepped by gradients of `no_sync()`.
 
         Args:
             span: The innermost open span.
             unaveraged: The number of that step in this fit, from 1.
+            moment: What tells this comparison from every other one of the same batch, in the same words on all ranks.
             begin: Begins to compute the hashes of the weights.
         """
-        self._unaveraged = unaveraged
         if span.compared and self._state.evidence.steps_by_batch:
             # Not under the key of the comparison before the same batch, which may be due as well.
-            self._compare_as_they_are(self._state.steps, f"{span.opened}.{span.started}.forward", begin)
+            named = f"{span.opened}.{span.started}.{moment}"
+            self._compare_as_they_are(self._state.steps, named, begin, unaveraged)
 
     def stepped(self, span: SpanCounters, steps: int) -> None:  # noqa: D102
         # On another thread, the weights would be read while a step changes them.
@@ -188,19 +190,22 @@ class Weights(Check):
         else:
             self._compare_as_they_are(steps, f"{span.opened}.{span.started}", self._begin)
 
-    def _compare_as_they_are(self, steps: int, moment: str, begin: Callable[[], PendingHashes]) -> None:
+    def _compare_as_they_are(
+        self, steps: int, moment: str, begin: Callable[[], PendingHashes], unaveraged: int = 0
+    ) -> None:
         """Begins a check, and compares what is there.
 
         Args:
             steps: Optimizer steps of this rank.
             moment: The moment, in the same words on all ranks.
             begin: Begins to compute the hashes.
+            unaveraged: The number of the step because of which they are compared; 0 for every n-th step.
         """
         last = self._last_steps
         self._compares = True
         if (last is None or steps <= last) and self._may_begin:
             with contextlib.suppress(Exception):  # as without memory, or without a process group any more
-                self._pending.append((steps, moment, begin()))
+                self._pending.append((steps, moment, unaveraged, begin()))
         self._compare_what_is_there()
 
     @property
@@ -210,7 +215,7 @@ class Weights(Check):
 
     def _compare_what_is_there(self) -> None:
         for each in list(self._pending):
-            steps, moment, pending = each
+            steps, moment, unaveraged, pending = each
             try:
                 replicas = pending.collect()
             except RuntimeError:  # of the program's own kernels: its next operation on the device raises it
@@ -218,10 +223,10 @@ class Weights(Check):
             if replicas is not None:
                 self._pending.remove(each)
                 for held in replicas:
-                    self._compare(steps, moment, held)
+                    self._compare(steps, moment, unaveraged, held)
         self.wants_batch = bool(self._pending)
 
-    def _compare(self, steps: int, moment: str, replicas: Replicas) -> None:
+    def _compare(self, steps: int, moment: str, unaveraged: int, replicas: Replicas) -> None:
         others = self._others
         if others is None:
             return
@@ -233,7 +238,7 @@ class Weights(Check):
 
         def judge(standing: Mapping[str, Any]) -> None:
             if standing["digest"] != replicas.digest:
-                judges = partial(_judge, steps, replicas, self._unaveraged)
+                judges = partial(_judge, steps, replicas, unaveraged)
                 others.ask(WEIGHTS_DIFFER.name, asked, replicas.ranks, judges)
 
         ranks = len(replicas.ranks)

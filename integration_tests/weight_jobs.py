@@ -419,6 +419,7 @@ def accumulate(each: Accumulation) -> dict[str, Any]:
                     averaged = False
                 averages = steps
     if loop.countoff is not None:
+        time.sleep(0.5)  # as above
         loop.countoff.close()
     assert not loop.ddp._forward_pre_hooks
     assert not any(parameter._post_accumulate_grad_hooks for parameter in loop.ddp.parameters())

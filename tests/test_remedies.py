@@ -40,9 +40,9 @@ def test_uneven_remedies_set_options_as_the_framework_does() -> None:
     assert uneven_remedies(train="shard.", option="Countoff({})", goes_on=False)[""] == "shard."
     assert "Countoff(uneven_eval='allow')" in remedies[EVALUATION]
     assert "Countoff(uneven_eval='off')" in remedies[WHO_EVALUATES]
-    assert remedies[WHO_EVALUATES].endswith(" evaluate after the same batch.")
+    assert remedies[WHO_EVALUATES].startswith("let all ranks evaluate after the same batch.\n")
     together = uneven_remedies(train="shard.", option="Countoff({})", together="Trainer(every=N)")
-    assert together[WHO_EVALUATES].endswith(" evaluate after the same batch: Trainer(every=N).")
+    assert together[WHO_EVALUATES].startswith("let all ranks evaluate after the same batch: Trainer(every=N).\n")
 
 
 @pytest.mark.parametrize("words", ALL, ids=lambda words: words.framework)

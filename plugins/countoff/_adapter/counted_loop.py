@@ -22,6 +22,7 @@ from countoff.core.at_exit import exception_at_exit
 from countoff.core.checks.learning_rates import SchedulePlan
 from countoff.core.checks.resume import UNREADABLE, Restored, ResumeRecord
 from countoff.core.ending import shutdown
+from countoff.core.threads.participation import wait_for_closers
 
 __all__ = ["CountedLoop", "active_loops"]
 
@@ -386,6 +387,7 @@ class CountedLoop:
                 self.end()
         late = self.guard.verdict is not None and not raised and raises
         self.guard.close()  # waits until a verdict is printed
+        wait_for_closers()
         if late:
             # The verdict came after the program's last line: only an exit code can report it.
             shutdown.exit_now()

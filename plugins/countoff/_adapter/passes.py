@@ -15,6 +15,7 @@ from countoff._adapter.iterator_proxy import IteratorProxy
 from countoff._adapter.sampling import fingerprint_batch
 from countoff.core import DivergenceError, Guard, Verdict
 from countoff.core.protocol.counters import SpanCounters
+from countoff.core.threads.participation import CLOSER
 
 __all__ = ["Count", "Even", "Passes"]
 
@@ -231,7 +232,7 @@ class Passes:
             self.close(span, "stopped", may_raise=False)
             if unfinished and self.left is not None:
                 with contextlib.suppress(RuntimeError):  # no thread can be started: the next fit closes this one
-                    threading.Thread(target=self.left, name="countoff closer", daemon=True).start()
+                    threading.Thread(target=self.left, name=CLOSER, daemon=True).start()
 
     def close(self, span: _Span, reason: Reason, *, may_raise: bool = True) -> None:
         """Closes a span, and those inside of it."""

@@ -32,7 +32,7 @@ from countoff.core.store.rendezvous import (
     take_back,
     take_refusal,
 )
-from countoff.core.threads.participation import Participation, first_line
+from countoff.core.threads.participation import CLOSER, Participation, first_line
 from countoff.core.threads.process_threads import ProcessThreads, connect, standing_place
 from countoff.core.threads.speaker import MARK_SECONDS, Speaker, announce_stopped
 from countoff.core.threads.watchdog import Watchdog
@@ -151,7 +151,7 @@ class Member:
     def close_in_background(self) -> None:
         """Closes on a background thread, where one can be started; returns at once then."""
         try:
-            threading.Thread(target=self.close, name="countoff closer", daemon=True).start()
+            threading.Thread(target=self.close, name=CLOSER, daemon=True).start()
         except RuntimeError:
             self.close()
 

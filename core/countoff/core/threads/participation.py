@@ -14,8 +14,11 @@ from countoff.core.levels import effect
 from countoff.core.state import State
 from countoff.core.verdict import Verdict, at_hosts, remedy_for
 
+CLOSER = "countoff closer"
+"""Name of a thread that closes a guard in the background."""
 STORE_ENDED = "the job's store has ended the connection"
 """What all ranks say of a store that is gone."""
+_CLOSER_SECONDS = 1.0
 _ENDINGS = ("failed to recv, got 0 bytes", "connection reset by peer", "broken pipe")
 """What torch's client says of a connection that the store has ended, whatever the case of its letters.
 
@@ -56,7 +59,7 @@ class Participation:
         """Has the guard closed if the loop was left by what is over; returns at once. For the watchdog thread."""
         if self._close is not None and self._is_over():
             with contextlib.suppress(RuntimeError):  # no thread can be started: the next fit closes it
-                threading.Thread(target=self.close_left, name="countoff closer", daemon=True).start()
+                threading.Thread(target=self.close_left, name=CLOSER, daemon=True).start()
 
     def close_left(self) -> None:
         """Closes the guard if its loop was left, whether or not what has ended it is over."""
@@ -97,6 +100,13 @@ class Participation:
         if state.end is not None:
             shutdown.print_verdict(state, state.end)
             state.printed.set()
+
+
+def wait_for_closers() -> None:
+    """Waits a moment for threads that close a guard: none is to run when the interpreter ends."""
+    for each in threading.enumerate():
+        if each.name == CLOSER and each is not threading.current_thread():
+            each.join(_CLOSER_SECONDS)
 
 
 def first_line(error: Exception) -> str:

@@ -252,7 +252,7 @@ def of_horizons(output: str) -> list[str]:
     for place, line in enumerate(lines):
         if line.startswith("countoff: WrongHorizon: "):
             found.append(line)
-            found += [after for after in lines[place + 1 : place + 2] if after.startswith("  why: ")]
+            found += [after for after in lines[place + 1 : place + 3] if after.startswith("  why: ")]
     return found
 
 

@@ -25,7 +25,8 @@ from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.records import RECORD_BYTES, record_text
 from countoff.core.state import State
 
-EPOCH = "train epoch 0"
+EPOCH, EPOCH_1 = "train epoch 0", "train epoch 1"
+AGAIN = {"again": True, "epoch": EPOCH_1}
 
 
 def mixed(row: int) -> int:
@@ -167,8 +168,8 @@ def closed(again: bool) -> Any:
 
 def test_who_has_kept_the_order_of_the_epoch_before_is_named():
     """All ranks, or some of them; where it is known what was read, with what follows from it."""
-    assert closed(False)({1: {"again": False}}) == []
-    (all_ranks,), (one,) = closed(True)({1: {"again": True}}), closed(False)({1: {"again": True}})
+    assert closed(False)({1: {"again": False, "epoch": EPOCH_1}}) == []
+    (all_ranks,), (one,) = closed(True)({1: AGAIN}), closed(False)({1: AGAIN})
     assert all_ranks.sentence.startswith(
         "train epoch 1 was read in the same order as the train epoch before it, though"
     )
@@ -180,4 +181,9 @@ def test_who_has_kept_the_order_of_the_epoch_before_is_named():
 
 def test_an_epoch_is_compared_only_where_all_ranks_know_what_they_have_read():
     told = reading(64, range(32), 1, 2).to_json()
-    assert closed(False)({1: {"again": False, **told}}) == []
+    assert closed(False)({1: {"again": False, "epoch": EPOCH_1, **told}}) == []
+
+
+def test_ranks_that_are_in_other_epochs_are_not_compared():
+    """Where one rank alone evaluates, its epochs have other places among its spans."""
+    assert closed(True)({1: {"again": True, "epoch": "train epoch 2"}}) == []

@@ -241,11 +241,13 @@ class Once(Check):
 
         def record() -> Mapping[str, Any]:
             reading = None if make is None else make()
-            return {"again": again, **({} if reading is None else reading.to_json())}
+            return {"again": again, "epoch": span.name, **({} if reading is None else reading.to_json())}
 
         self._others.report(f"once/{span.opened}", record, lambda records: [self._judge(span.name, records)])
 
     def _judge(self, span: str, records: Records) -> Verdict | None:
+        if any(record.get("epoch") != span for record in records.values()):
+            return None  # ranks that have evaluated at other places, which is allowed, are in other epochs here
         again = [rank for rank, record in sorted(records.items()) if record.get("again") is True]
         others = [rank for rank in sorted(records) if rank not in again]
         told = {rank: record for rank, record in records.items() if "rows" in record}

@@ -79,7 +79,7 @@ def test_the_shares_of_all_ranks_add_up_to_the_whole():
 
 def test_persistent_workers_begin_each_pass_anew():
     loader = DataLoader(dataset(), batch_size=8, num_workers=2, persistent_workers=True)
-    watch = Watch(loader, lambda job: None)
+    watch = Watch(loader, lambda job: False)
     for _ in range(3):
         assert len(list(loader)) == 13
         assert watch.latest is not None
@@ -101,7 +101,7 @@ def test_workers_are_issued_more_than_a_loop_has_taken():
 
 def test_another_loader_and_a_look_at_a_batch_are_passes_of_their_own():
     loader, other = DataLoader(dataset(), batch_size=8), DataLoader(dataset(), batch_size=8)
-    watch = Watch(loader, lambda job: None)
+    watch = Watch(loader, lambda job: False)
     first = iter(loader)
     next(first)
     next(iter(loader))
@@ -168,7 +168,7 @@ def test_a_long_epoch_keeps_few_batches():
 def test_a_pass_leaves_nothing_behind():
     """The sampler's iterator ends with its pass, as it does without a watch, and a loader can be pickled below one."""
     loader = DataLoader(dataset(), batch_size=8)
-    watch = Watch(loader, lambda job: None)
+    watch = Watch(loader, lambda job: False)
     batches: Any = iter(loader)
     next(batches)
     source = weakref.ref(batches._sampler_iter)

@@ -55,7 +55,7 @@ def test_orders_that_differ_by_rank_are_found_at_the_end_of_their_epoch(run_rank
 
 ANOTHER_ORDER = (
     "ResumeMismatch: train epoch 1 goes on after 4 batches in another order than it had before the checkpoint: the "
-    "sampler issues other rows there, of a dataset with as many."
+    "sampler issues other rows there, and the dataset has as many rows as before."
 )
 RESUMES = {
     "right": (Resume(), []),
@@ -66,7 +66,7 @@ RESUMES = {
     "batches are skipped in each epoch": (
         Resume(skips_again=True),
         [
-            "NotReadOnce: train epoch 2 has skipped its first 4 batches on each rank, as the epoch did in which the "
+            "NotReadOnce: train epoch 2 has skipped its first 4 batches on each rank, like the epoch in which the "
             "run resumed.",
         ],
     ),

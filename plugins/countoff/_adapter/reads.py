@@ -60,7 +60,8 @@ class Reads:
         self.release()
         with contextlib.suppress(Exception):  # objects of the user's may be made of anything
             if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
-                self._watched, self._numbers = weakref.ref(loader), _numbers_of(loader)
+                self._watched = weakref.ref(loader)
+                self._numbers = _numbers_of(loader) if self._dp_degree > 1 else None
                 self._watch = Watch(loader, lambda job: self.soon(job))
 
     def begin(self, guard: Guard, plan: BatchPlan | None, iterator: Any = None, *, spun: bool = False) -> None:
@@ -124,6 +125,9 @@ class _EpochReads:
         dealt: The same where they are dealt out to all ranks, each to be read once; else None.
         plan: The plan of an epoch.
         spun: Whether the framework has taken the batches from the loader that it skips after a resume.
+
+    Attributes:
+        skipped: As above.
     """
 
     def __init__(
@@ -138,17 +142,12 @@ class _EpochReads:
         spun: bool,
     ) -> None:
         self._issue = issue
-        self._skipped = skipped
+        self.skipped = skipped
         self._own = own
         self._rows, self._dealt = rows, dealt
         self._plan = plan
         self._spun = spun
         self._first = "" if skipped else issue.digest_of(1)
-
-    @property
-    def skipped(self) -> int:
-        """Batches of the epoch before the first one that was issued."""
-        return self._skipped
 
     def reading(self, batches: int) -> Callable[[], Reading | None] | None:
         """Returns what makes the reading of the epoch; see `countoff.core.checks.once.EpochReads`, also below."""
@@ -156,7 +155,7 @@ class _EpochReads:
         if plan is None or rows is None or plan.samples_repeated is None or plan.samples_dropped is None:
             return None
         at_end = issue.ended or batches == plan.reported_batches  # some loops ask for no batch behind the last one
-        if self._skipped or issue.issued != batches or not at_end or rows != plan.facts.dataset_size:
+        if self.skipped or issue.issued != batches or not at_end or rows != plan.facts.dataset_size:
             return None
         repeated, dropped, (rank, degree) = plan.samples_repeated, plan.samples_dropped, self._own
 
@@ -172,10 +171,10 @@ class _EpochReads:
 
     def place(self, batches: int) -> Place | None:
         """Returns what has been issued around a place in the epoch."""
-        issue, first = self._issue, batches - self._skipped
+        issue, first = self._issue, batches - self.skipped
         numbers = range(max(1, first), min(issue.issued, first + _AHEAD) + 1)
-        ahead = {number + self._skipped: digest for number in numbers if (digest := issue.digest_of(number))}
-        tally = None if self._skipped else issue.sum_up(batches)
+        ahead = {number + self.skipped: digest for number in numbers if (digest := issue.digest_of(number))}
+        tally = None if self.skipped else issue.sum_up(batches)
         return Place(self._rows, batches, "" if tally is None else tally.order, ahead, self._first)
 
     def goes_on(self, place: Place, position: int) -> bool | None:
@@ -188,7 +187,7 @@ class _EpochReads:
             tally = issue.sum_up(place.batches) if place.order and position == place.batches else None
             return None if tally is None else tally.order == place.order
         before = place.ahead.get(position + 1)
-        if self._skipped != position or not before or now == place.first:  # it begins the epoch again: its data tells
+        if self.skipped != position or not before or now == place.first:  # it begins the epoch again: its data tells
             return None
         # A loader of one's own may take and drop batches by itself.
         return any(issue.digest_of(number) == before for number in range(1, issue.issued + 1))

@@ -230,3 +230,22 @@ def test_a_fingerprint_that_is_not_complete_in_time_is_left_out():
             copy.arrived = True
         epoch.give(2)
     assert [record["prints"] for record in epoch.reported] == [[], epoch.expected]
+
+
+def test_first_batches_of_other_epochs_are_not_compared():
+    """Where one rank alone evaluates, another epoch may have the same place among its spans."""
+    judges = list[Any]()
+
+    class Keeping(KeptRecords):
+        def report(self, name: str, record: Any, judge: Any, **_: Any) -> None:
+            judges.append((record(), judge))
+
+    data, span = DataIdentity(State(0, 2, Settings(), {})), SpanCounters("train epoch 0")
+    data.fit_started(FitStart(FitPlan(dp_rank=0, dp_degree=1), {}), Keeping())
+    data.span_opened(span, 0)
+    for _ in range(2):
+        data.read(torch.rand(4, 64))
+    ((own, judge),) = judges
+    peer = {**own, "prints": ["a", "b"]}
+    assert [found.kind for found in judge({0: own, 1: peer}) if found is not None] == ["PeersDiffer"]
+    assert list(judge({0: own, 1: {**peer, "epoch": "train epoch 1"}})) == []

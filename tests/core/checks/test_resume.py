@@ -329,8 +329,8 @@ def test_a_second_resume_that_begins_where_the_first_one_did_is_found():
     found = judge_data(record, Observed(("b2", "b3"), True, 1), 1)
     assert found is not None
     assert found.sentence == (
-        "train epoch 1 goes on with the batches with which it had gone on after the resume before this one: 5 batches "
-        "are trained on again."
+        "train epoch 1 goes on with the same batches as after the resume before this one: 5 batches are trained on "
+        "again."
     )
     assert judge_data(record, Observed(("c8", "c9"), True, 1), 1) is None
     assert ResumeRecord.from_json(record.to_json()) == record

@@ -29,3 +29,15 @@ def test_ranks_compare_schedules_that_fit_the_run(monkeypatch: pytest.MonkeyPatc
     loop.begin(FitPlan(), {})
     loop.abandon()
     assert [each.name for each in planned] == ["CosineAnnealingLR"]
+
+
+@pytest.mark.parametrize(("agreed", "known"), [((), True), (("batches_per_epoch",), True), (("batch_size",), False)])
+def test_totals_of_samples_are_those_of_ranks_with_equal_lengths(
+    monkeypatch: pytest.MonkeyPatch, agreed: tuple[str, ...], known: bool
+) -> None:
+    """Where the roll call has found other lengths, nothing is said of the samples of all ranks."""
+    facts = LoaderFacts(reported_batches=4, batch_size=2, drop_last=False, samples_per_rank=8)
+    fit = Fit(Settings(), WORDS, OwnRank(0, 2, 0, 2), Totals(facts, dp_degree=2, framework="len(loader)"))
+    monkeypatch.setattr(Guard, "agreed", frozenset(agreed))
+    assert ("countoff/samples_per_epoch" in fit.metrics) == known
+    assert fit.metrics["countoff/batches_per_epoch"] == 4

@@ -322,6 +322,15 @@ def test_values_of_the_plan_in_which_ranks_differ_are_told_with_the_totals_of_ea
     ]
 
 
+def test_a_total_that_has_turned_out_to_be_wrong_is_told_no_more(tmp_path: Path) -> None:
+    """Each line has all totals that are known then."""
+    writer = RankWriter(tmp_path, 0, 1)
+    writer.line("totals", true={"total_steps": 75, "samples_per_epoch": 1600}, reported={})
+    writer.line("totals", true={"total_steps": 75}, reported={})
+    writer.save()
+    assert read([str(tmp_path)]).runs[0].fits[0].true_totals == {"total_steps": 75.0}
+
+
 def test_lengths_may_differ_where_ranks_are_made_even(tmp_path: Path) -> None:
     assert facts.plan_differences_of(different_plans(tmp_path, settings={"uneven_train": "stop"})) == []
 

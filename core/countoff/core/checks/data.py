@@ -31,7 +31,16 @@ from countoff.core.words import names_of, ranks_by
 if TYPE_CHECKING:
     from countoff.core.state import State
 
-__all__ = ["UNKNOWN", "WORKERS", "DataIdentity", "Sampling", "judge_data", "same_on_workers", "same_order"]
+__all__ = [
+    "UNKNOWN",
+    "WORKERS",
+    "DataIdentity",
+    "Sampling",
+    "in_one_epoch",
+    "judge_data",
+    "same_on_workers",
+    "same_order",
+]
 
 ENOUGH_BYTES = 64
 """Distinct bytes that the compared batches must hold before their equality is no coincidence."""
@@ -303,6 +312,7 @@ class DataIdentity(Check):
             "stage": self._stage,
             "is_sharded": self._is_sharded,
             "first": self._first,
+            "epoch": span.name,
             "prints": list(self.prints),
             "informative": self.informative,
         }
@@ -312,6 +322,8 @@ class DataIdentity(Check):
         name = span.name
 
         def judge(records: Records) -> Iterator[Verdict | None]:
+            if not in_one_epoch(name, records):
+                return
             streams = {rank: parse_stream(record.get("stream")) for rank, record in records.items()}
             same = judge_data(name, records)
             yield from same
@@ -326,6 +338,16 @@ class DataIdentity(Check):
 
 def _no_stream() -> None:
     """What is known of a stream that the framework does not deal out."""
+
+
+def in_one_epoch(span: str, records: Mapping[int, Mapping[str, Any]]) -> bool:
+    """Whether ranks report of one epoch. Where some evaluate at other places, which is allowed, they may not.
+
+    Args:
+        span: Name of the epoch on the first rank.
+        records: By rank: the name of its `epoch`.
+    """
+    return all(record.get("epoch") == span for record in records.values())
 
 
 def judge_data(span: str, records: Mapping[int, Mapping[str, Any]]) -> list[Verdict]:

@@ -16,12 +16,12 @@ import base64
 import functools
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from countoff.core.checks.check import Check, FitStart, Others
-from countoff.core.checks.data import same_order
+from countoff.core.checks.data import in_one_epoch, same_order
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.records import Reason, Records, parse_count, parse_rank
 from countoff.core.verdict import Cause, Verdict, VerdictKind
@@ -246,8 +246,8 @@ class Once(Check):
         self._others.report(f"once/{span.opened}", record, lambda records: [self._judge(span.name, records)])
 
     def _judge(self, span: str, records: Records) -> Verdict | None:
-        if any(record.get("epoch") != span for record in records.values()):
-            return None  # ranks that have evaluated at other places, which is allowed, are in other epochs here
+        if not in_one_epoch(span, records):
+            return None
         again = [rank for rank, record in sorted(records.items()) if record.get("again") is True]
         others = [rank for rank in sorted(records) if rank not in again]
         told = {rank: record for rank, record in records.items() if "rows" in record}
@@ -305,33 +305,47 @@ def judge_once(span: str, readings: Mapping[int, Reading], *, dp_degree: int) ->
         (one.rows, one.repeated, one.dropped) != (first.rows, first.repeated, first.dropped) for one in each.values()
     ):
         return None
-    rows, looked = first.rows, min(first.rows, LOOKED_AT)
-    samples = sum(one.samples for one in each.values())
-    unread, repeated = _unread(each, looked), _repeated(each)
-    extra, missing = repeated.bit_count(), unread.bit_count()
-    exact = looked == rows
-    if first.repeated == first.dropped == 0:
-        found = samples != rows or sum(one.difference for one in each.values()) % _MODULUS != 0
-    else:
-        found = samples != rows + first.repeated - first.dropped
-        found |= extra > _most(first.repeated, looked, rows) or missing > _most(first.dropped, looked, rows)
-    if not found:
+    unread, repeated = _unread(each), _repeated(each)
+    if _is_as_planned(each, unread.bit_count(), repeated.bit_count()):
         return None
-    step = step_between(rows)
     by = sorted(rank for rank, one in each.items() if (one.seen & repeated) | one.twice)
+    sentence = f"in {span}, {_in_words(each, unread, repeated, by)}."
+    return NOT_READ_ONCE.found(sentence, tuple(by or each), standing="differ")
+
+
+def _is_as_planned(readings: Mapping[int, Reading], missing: int, extra: int) -> bool:
+    """Whether all ranks together have read each sample once, but for what the plan repeats or leaves out.
+
+    Args:
+        readings: What each data rank has read.
+        missing: How many of the samples that are looked at no rank has read.
+        extra: How many of them were read more than once.
+    """
+    first = next(iter(readings.values()))
+    samples = sum(each.samples for each in readings.values())
+    if samples != first.rows + first.repeated - first.dropped:
+        return False
+    if first.repeated == first.dropped == 0:
+        return sum(each.difference for each in readings.values()) % _MODULUS == 0
+    return extra <= _most(first.repeated, first.rows) and missing <= _most(first.dropped, first.rows)
+
+
+def _in_words(readings: Mapping[int, Reading], unread: int, repeated: int, by: Sequence[int]) -> str:
+    """What was read by no rank, and what more than once, by which ranks, as far as the samples are looked at."""
+    rows = next(iter(readings.values())).rows
+    extra, missing, looked = repeated.bit_count(), unread.bit_count(), min(rows, LOOKED_AT)
     if not extra and not missing:  # only the sum, or the number, tells
-        sentence = f"in {span}, {samples} samples were read of a dataset of {rows}, and not each of them once."
-        return NOT_READ_ONCE.found(sentence, tuple(each), standing="differ")
-    whole = count_of(rows, "sample") if exact else f"{looked} samples that were looked at (of {rows})"
+        samples = sum(each.samples for each in readings.values())
+        return f"{samples} samples were read of a dataset of {rows}, and not each of them once"
+    whole = count_of(rows, "sample") if looked == rows else f"{looked} samples that were looked at (of {rows})"
     parts: list[str] = []
     if missing:
         verb = "was" if missing == 1 else "were"
-        parts.append(f"{missing} of {whole} {verb} read by no rank ({_rows(unread, step, rows)})")
+        parts.append(f"{missing} of {whole} {verb} read by no rank ({_rows(unread, rows)})")
     if extra:
         subject = str(extra) if missing else f"{extra} of {whole} {'was' if extra == 1 else 'were'} read"
-        parts.append(f"{subject} more than once ({_rows(repeated, step, rows)}, by {names_of(by)})")
-    sentence = f"in {span}, {', and '.join(parts)}."
-    return NOT_READ_ONCE.found(sentence, tuple(by or each), standing="differ")
+        parts.append(f"{subject} more than once ({_rows(repeated, rows)}, by {names_of(by)})")
+    return ", and ".join(parts)
 
 
 def judge_skipped(span: str, batches: int) -> Verdict:
@@ -342,14 +356,15 @@ def judge_skipped(span: str, batches: int) -> Verdict:
         batches: How many, of each rank.
     """
     sentence = (
-        f"{span} has skipped its first {count_of(batches, 'batch')} on each rank, as the epoch did in which the run "
+        f"{span} has skipped its first {count_of(batches, 'batch')} on each rank, like the epoch in which the run "
         "resumed."
     )
     return NOT_READ_ONCE.found(sentence, subject=SKIPPED)
 
 
-def _unread(readings: Mapping[int, Reading], looked: int) -> int:
+def _unread(readings: Mapping[int, Reading]) -> int:
     """The samples that are looked at and that no rank has read."""
+    looked = min(next(iter(readings.values())).rows, LOOKED_AT)
     seen = functools.reduce(operator.or_, (each.seen for each in readings.values()))
     return ~seen & ((1 << looked) - 1)
 
@@ -363,16 +378,17 @@ def _repeated(readings: Mapping[int, Reading]) -> int:
     return repeated
 
 
-def _most(planned: int, looked: int, rows: int) -> float:
+def _most(planned: int, rows: int) -> float:
     """How many of the samples that are looked at may be among those that the plan repeats, or leaves out."""
-    if looked == rows:
+    if rows <= LOOKED_AT:
         return planned
-    share = planned * looked / rows
+    share = planned * LOOKED_AT / rows
     return min(float(planned), share + _SURE * math.sqrt(share) + _SURE)
 
 
-def _rows(bits: int, step: int, rows: int) -> str:
+def _rows(bits: int, rows: int) -> str:
     """Some samples, by their rows, in words."""
+    step = step_between(rows)
     found = sorted(place * step % rows for place in range(LOOKED_AT) if bits >> place & 1)
     named = ", ".join(map(str, found[:_NAMED])) + (", …" if len(found) > _NAMED else "")
     return f"{'row' if len(found) == 1 else 'rows'} {named}"

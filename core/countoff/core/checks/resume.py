@@ -582,10 +582,7 @@ def judge_data(record: ResumeRecord, observed: Observed, accumulation: int) -> V
         )
     elif record.since and record.since == observed.prints[: len(record.since)] and record.batches is not None:
         again = record.since_batches - (record.batches - record.trained) - passed_over
-        sentence = (
-            f"train epoch {record.epoch} goes on with the batches with which it had gone on after the resume before "
-            "this one"
-        )
+        sentence = f"train epoch {record.epoch} goes on with the same batches as after the resume before this one"
     elif record.last in observed.prints and record.trained == record.batches:
         place = observed.prints.index(record.last) + 1
         again = place - passed_over if observed.batches <= place else 0
@@ -632,7 +629,7 @@ def judge_issued(record: ResumeRecord, position: int) -> Verdict:
     """
     sentence = (
         f"train epoch {record.epoch} goes on after {count_of(position, 'batch')} in another order than it had before "
-        "the checkpoint: the sampler issues other rows there, of a dataset with as many."
+        "the checkpoint: the sampler issues other rows there, and the dataset has as many rows as before."
     )
     return _mismatch(sentence, ISSUED)
 

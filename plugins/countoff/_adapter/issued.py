@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import os
 import threading
+import types
 import weakref
 from array import array
 from collections import deque
@@ -18,11 +19,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
+from torch.utils.data.distributed import DistributedSampler
 
 from countoff._adapter.hooks import PlacedValue
+from countoff._adapter.torch_facts import of_library
 from countoff.core.checks.once import LOOKED_AT, step_between
+from countoff.core.data.plain import ABSENT, attribute_of, attributes_of, in_class
 from countoff.core.data.unobserved import unobserved
 
 __all__ = ["Issue", "Tally", "Watch", "of_iterator", "sum_of_rows"]
@@ -30,6 +34,8 @@ __all__ = ["Issue", "Tally", "Watch", "of_iterator", "sum_of_rows"]
 _KEPT = 512
 """Batches whose indices are kept until they are summed up, at least: more than loaders fetch ahead, as a rule."""
 _CHUNK = 1 << 20
+_OF_NUMBERS = (DistributedSampler, RandomSampler, SequentialSampler)
+"""Samplers that give numbers, and nothing else."""
 _BITS = (1 << 64) - 1
 
 
@@ -137,8 +143,6 @@ class Issue:
         tally: The sums of the batches before these.
     """
 
-    __slots__ = ("_asked", "_lock", "_soon", "_summed", "batches", "begun", "ended", "restored", "source", "tally")
-
     def __init__(self, iterator: Any, soon: Callable[[Any], bool] | None = None) -> None:
         self.source = id(iterator._sampler_iter)
         self.batches: deque[Any] | None = None if soon is None else deque()
@@ -150,6 +154,7 @@ class Issue:
         self._summed = 0
         self._soon = soon
         self._asked = False
+        self._lists_are_new = _lists_are_new(iterator)
         self._lock = threading.Lock()
 
     @property
@@ -162,7 +167,7 @@ class Issue:
         batches = self.batches
         if batches is None:
             return
-        if type(index) is int:
+        if self._lists_are_new or type(index) is int:
             batches.append(index)
         elif type(index) is list and index and type(index[0]) is int:
             batches.append(index[:])  # it may be one that the sampler fills again for the next batch
@@ -212,6 +217,21 @@ class Issue:
             tally = Tally(None)
             tally.add([self.batches[place]])
             return tally.order if tally.valid else ""
+
+
+def _lists_are_new(iterator: Any) -> bool:
+    """Whether a sampler gives a new list of numbers for each batch, which nothing changes after it is issued.
+
+    torch's loader hands the list to the dataset's `__getitems__`, if it has one; workers get a copy.
+    """
+    sampler, dataset = iterator._index_sampler, iterator._dataset
+    if type(sampler) is not BatchSampler or type(attribute_of(sampler, "sampler")) not in _OF_NUMBERS:
+        return False
+    if isinstance(iterator, _MultiProcessingDataLoaderIter):
+        return True
+    of_class, computes = (in_class(type(dataset), name) for name in ("__getitems__", "__getattr__"))
+    is_known = of_class is ABSENT or (type(of_class) is types.FunctionType and of_library(of_class))
+    return is_known and computes is ABSENT and "__getitems__" not in attributes_of(dataset)
 
 
 class Watch:

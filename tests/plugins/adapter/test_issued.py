@@ -128,6 +128,32 @@ def test_a_list_that_a_sampler_fills_again_is_copied():
     assert tally_of(issue).total == sum_of_rows(0, ROWS)
 
 
+def test_a_list_that_a_dataset_changes_is_copied():
+    class Changes(TensorDataset):
+        def __getitems__(self, rows: list[int]) -> list[Any]:
+            return [self[rows.pop(0)] for _ in list(rows)]
+
+    rows, issue = read(DataLoader(Changes(torch.arange(ROWS)), batch_size=8))
+    assert rows == list(range(ROWS))
+    assert tally_of(issue).total == sum_of_rows(0, ROWS)
+
+
+@pytest.mark.parametrize(("workers", "is_copied"), [(0, True), (2, False)])
+def test_a_list_that_nobody_can_change_is_kept_as_it_is(workers, is_copied):
+    class OfItsOwn(TensorDataset):
+        __getitems__ = None
+
+    issued: list[Any] = []
+    for data, copied in ((dataset(), False), (OfItsOwn(torch.arange(ROWS)), is_copied)):
+        loader = DataLoader(data, batch_size=8, num_workers=workers)
+        watch, batches = Watch(loader, lambda job: False), iter(loader)
+        issued.append(batches._next_index())
+        assert watch.latest is not None
+        assert watch.latest.batches is not None
+        assert (watch.latest.batches[-1] is not issued[-1]) is copied
+        watch.release()
+
+
 def test_what_is_no_row_number_is_not_summed_up():
     class Keys(Sampler[Any]):
         def __iter__(self) -> Any:

@@ -1,10 +1,12 @@
-"""Measures what data identity costs the training thread: one fingerprint, and the test whether one is due.
+"""Measures what data identity costs the training thread: fingerprints, and the record of what a sampler issues.
 
 countoff takes a fingerprint of the first 2 batches of a train epoch. Before every other batch
-an adapter reads `guard.data.fingerprints_due`. It looks at the first elements of a stream that the framework deals out,
+an adapter reads `guard.data.fingerprints_due`. It keeps the indices of each batch that the train loader's sampler
+issues, and sums them up on another thread. It looks at the first elements of a stream that the framework deals out,
 once per fit. CPU time is less sensitive to other load on the machine than wall time.
 """
 
+import contextlib
 import time
 import timeit
 from collections.abc import Callable, Iterator
@@ -12,12 +14,16 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
 
 from benchmarks.results import WALL_TIME, Table, compared, in_turns
+from countoff._adapter.issued import Watch
 from countoff.core import Guard, Settings
 from countoff.core.checks.streams import ELEMENTS, FirstElements
 from countoff.core.data.fingerprint import distinct_bytes, fingerprint
 
+BARE = "torch's loader"
 SMALL = "4×64 float32 and 4 labels"
 DISTINCT = "counting distinct bytes, once per epoch"
 BATCHES: dict[str, Callable[[], Any]] = {
@@ -77,6 +83,32 @@ def tables(quick: bool) -> Iterator[Table]:
     }
     tests = in_turns(timers, repeats, 10_000)
     yield compared("The test before every other batch", "ns", tests, against="`pass`")
+    rows: Any = range(32_768)  # as a dataset
+    loader = DataLoader[int](
+        rows, batch_size=64, sampler=DistributedSampler(rows, num_replicas=1, rank=0, shuffle=False)
+    )
+    asked: dict[str, list[float]] = {BARE: [], "the same, recorded": []}
+    for _ in range(repeats):
+        for name, measured in asked.items():
+            measured.append(seconds_to_ask(loader, recorded=name != BARE))
+    yield compared("The indices of a batch of 64, CPU time", "µs", asked, against=BARE)
+
+
+def seconds_to_ask(loader: DataLoader[int], *, recorded: bool) -> float:
+    """Returns the seconds per batch in which a loader's iterator asks the sampler for its indices, for a whole pass.
+
+    The lists that are recorded end outside: in a fit, that is on the thread that sums them up.
+    """
+    watch = Watch(loader, lambda job: True) if recorded else None
+    batches: Any = iter(loader)
+    began = time.thread_time()
+    with contextlib.suppress(StopIteration):
+        while True:
+            batches._next_index()
+    ended = time.thread_time()
+    if watch is not None:
+        watch.release()
+    return (ended - began) / len(loader)
 
 
 def first_elements(stream: tuple[list[Any], Any]) -> None:

@@ -181,12 +181,26 @@ def _accelerate(run: Resume, directory: Path, resumes: bool) -> list[str]:
     return [f"{notice.kind}: {notice.sentence}" for notice in countoff.guard.notices]
 
 
-def lightning_fits(wrong: list[bool], workers: int) -> list[list[str]]:
-    """Fits of Lightning behind a DistributedSampler of the module's own; a wrong one shuffles by rank."""
-    return [_fit(each, workers) for each in wrong]
+@dataclass(frozen=True)
+class LightningFit:
+    """A fit of Lightning behind a DistributedSampler of the module's own.
+
+    Attributes:
+        wrong: Where the sampler shuffles by rank: in the "first" epoch, in all "later" ones, or nowhere ("").
+        workers: Workers of each loader.
+        reloads: Whether each epoch has a loader of its own.
+    """
+
+    wrong: str = ""
+    workers: int = 0
+    reloads: bool = False
 
 
-def _fit(wrong: bool, workers: int) -> list[str]:
+def lightning_fits(runs: list[LightningFit]) -> list[list[str]]:
+    return [_fit(run) for run in runs]
+
+
+def _fit(run: LightningFit) -> list[str]:
     import lightning
 
     from countoff.lightning import Countoff
@@ -204,13 +218,15 @@ def _fit(wrong: bool, workers: int) -> list[str]:
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
         def on_train_epoch_start(self) -> None:
-            if wrong:
+            if run.wrong == "later":
                 self.sampler.set_epoch(self.current_epoch * (1 + self.global_rank))
 
         def train_dataloader(self) -> Any:
             dataset = rows_of_digits(80)
             self.sampler = DistributedSampler(dataset)
-            return DataLoader(dataset, batch_size=BATCH_SIZE, sampler=self.sampler, **forked(workers))
+            if run.wrong == "first":  # Lightning sets the epoch later, when workers have fetched ahead
+                self.sampler.set_epoch(self.global_rank)
+            return DataLoader(dataset, batch_size=BATCH_SIZE, sampler=self.sampler, **forked(run.workers))
 
     class Keeping(lightning.Callback):
         def on_train_end(self, trainer: Any, pl_module: Any) -> None:
@@ -227,6 +243,7 @@ def _fit(wrong: bool, workers: int) -> list[str]:
         enable_progress_bar=False,
         enable_model_summary=False,
         use_distributed_sampler=False,
+        reload_dataloaders_every_n_epochs=int(run.reloads),
         callbacks=[Keeping(), callback],
     )
     trainer.fit(Net())

@@ -81,13 +81,24 @@ def test_a_resume_in_another_order_is_found_at_its_first_batch(run_ranks, tmp_pa
     assert dict(zip(RESUMES, results[0].value, strict=True)) == {name: due for name, (_, due) in RESUMES.items()}
 
 
+LIGHTNING = {
+    once_jobs.LightningFit(workers=workers, wrong=wrong, reloads=reloads): epoch
+    for workers in (0, 2)
+    for reloads in (False, True)
+    for wrong, epoch in (("", None), ("later", 1), ("first", 0))
+    if (wrong, workers) != ("first", 0)  # the sampler is asked after Lightning has set its epoch
+}
+"""Fits, and the first epoch that is not read once."""
+
+
 def test_lightning(run_ranks):
-    """A sampler of the module's own whose epoch differs by rank is found."""
-    for workers in (0, 2):
-        right, wrong = run_ranks(once_jobs.lightning_fits, 2, [False, True], workers, deadline_seconds=120)[0].value
-        assert right == []
-        assert len(wrong) == 1
-        assert FOUND.fullmatch(wrong[0].removeprefix("NotReadOnce: ")), wrong
+    """A sampler of the module's own whose epoch differs by rank is found, in the first epoch of a fit too."""
+    results = run_ranks(once_jobs.lightning_fits, 2, list(LIGHTNING), deadline_seconds=180)[0].value
+    for (run, epoch), said in zip(LIGHTNING.items(), results, strict=True):
+        assert len(said) == (epoch is not None), (run, said)
+        if epoch is not None:
+            assert FOUND.fullmatch(said[0].removeprefix("NotReadOnce: ")), (run, said)
+            assert f"train epoch {epoch}" in said[0], (run, said)
 
 
 def test_workers_that_read_the_same_are_found(run_ranks):

@@ -7,6 +7,7 @@ Nothing is put on a loader, a sampler or an iterator, and the sampler is asked f
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import os
@@ -29,7 +30,7 @@ from countoff.core.checks.once import LOOKED_AT, step_between
 from countoff.core.data.plain import ABSENT, attribute_of, attributes_of, in_class
 from countoff.core.data.unobserved import unobserved
 
-__all__ = ["Issue", "Tally", "Watch", "of_iterator", "sum_of_rows"]
+__all__ = ["AnyLoader", "Issue", "Tally", "Watch", "of_iterator", "sum_of_rows"]
 
 _KEPT = 512
 """Batches whose indices are kept until they are summed up, at least: more than loaders fetch ahead, as a rule."""
@@ -132,9 +133,10 @@ class Issue:
 
     Args:
         iterator: The loader's iterator.
-        soon: As for `Watch`; None for a loader that nobody watches.
+        kept: Whether the indices are recorded.
 
     Attributes:
+        soon: As for `Watch`; None as long as no watch of the loader has claimed the pass. Then few batches are kept.
         source: The `id` of the sampler's iterator, from which they come. A loader may use its own for another pass.
         batches: The batches that are not summed up yet, the oldest first; None where they are not kept.
         ended: Whether the sampler has none left.
@@ -143,16 +145,16 @@ class Issue:
         tally: The sums of the batches before these.
     """
 
-    def __init__(self, iterator: Any, soon: Callable[[Any], bool] | None = None) -> None:
+    def __init__(self, iterator: Any, *, kept: bool) -> None:
+        self.soon: Callable[[Any], bool] | None = None
         self.source = id(iterator._sampler_iter)
-        self.batches: deque[Any] | None = None if soon is None else deque()
+        self.batches: deque[Any] | None = deque() if kept else None
         self.ended = False
         self.restored: int = getattr(iterator, "_sampler_iter_yielded", 0)  # of torchdata's loaders
         # Lightning makes the iterator, whose workers fetch ahead at once, before a callback hears of the fit.
         self.begun: int = 0 if self.restored else getattr(iterator, "_send_idx", 0) or iterator._num_yielded
         self.tally = Tally(None)
         self._summed = 0
-        self._soon = soon
         self._asked = False
         self._lists_are_new = _lists_are_new(iterator)
         self._lock = threading.Lock()
@@ -174,9 +176,12 @@ class Issue:
         else:
             self.batches, self.tally.valid = None, False
             return
-        if len(batches) > 2 * _KEPT and not self._asked and self._soon is not None:
+        if len(batches) > 2 * _KEPT and not self._asked:
+            if self.soon is None:
+                self.batches = None
+                return
             self._asked = True
-            if not self._soon(self._sum_up_most):
+            if not self.soon(self._sum_up_most):
                 self._sum_up_most(None)
 
     def _sum_up_most(self, _: Any) -> None:
@@ -259,15 +264,34 @@ class Watch:
         sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
         return iterator._index_sampler is sampler and iterator._dataset is loader.dataset
 
-    def begin(self, iterator: Any) -> Issue:
-        """Begins to record a pass."""
-        self.latest = Issue(iterator, self._soon)
-        return self.latest
+    def claim(self, issue: Issue) -> None:
+        """Takes over the record of a pass over this loader."""
+        issue.soon = self._soon
+        self.latest = issue
 
     def release(self) -> None:
         """Ends that. Does nothing when called again."""
         self.latest = None
         _hook.remove(self)
+
+
+class AnyLoader(contextlib.ExitStack):
+    """Records what the samplers of all loaders issue until it is closed: which one trains is not known yet.
+
+    A `Watch` of a loader takes over the record of a pass that has begun before it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        _hook.add(self)
+        self.callback(_hook.remove, self)
+
+    def knows(self, _: Any) -> bool:
+        """Whether the pass of an iterator is recorded: each one is."""
+        return True
+
+    def claim(self, issue: Issue) -> None:
+        """Leaves the record of a pass to the watch of its loader."""
 
 
 class _Hook:
@@ -276,7 +300,7 @@ class _Hook:
     def __init__(self) -> None:
         self.issues: dict[int, Issue] = {}
         self._iterators: dict[int, weakref.ref[Any]] = {}
-        self._watches: list[Watch] = []
+        self._watches: list[Watch | AnyLoader] = []
         self._placed: PlacedValue | None = None
         self._is_over: list[bool] = []
         self.renew_lock()
@@ -285,14 +309,15 @@ class _Hook:
         """Makes a lock that no thread holds: another one may have held it when this process was forked."""
         self._lock = threading.RLock()
 
-    def add(self, watch: Watch) -> None:
+    def add(self, watch: Watch | AnyLoader) -> None:
         with self._lock:
             self._watches.append(watch)
             if self._placed is None:
                 self._is_over = is_over = list[bool]()
                 self._placed = PlacedValue(_BaseDataLoaderIter, "_next_index", self._function(is_over))
+            self._claim_begun(watch)
 
-    def remove(self, watch: Watch) -> None:
+    def remove(self, watch: Watch | AnyLoader) -> None:
         with self._lock:
             self._watches = [each for each in self._watches if each is not watch]
             if not self._watches and self._placed is not None:
@@ -301,6 +326,15 @@ class _Hook:
                 self._placed = None
                 self.issues.clear()
                 self._iterators.clear()
+
+    def _claim_begun(self, watch: Watch | AnyLoader) -> None:
+        """Gives a watch the passes that have begun before it."""
+        for key, issue in list(self.issues.items()):  # the oldest first; iterators may end meanwhile
+            known = self._iterators.get(key)
+            iterator = None if known is None else known()
+            is_free = issue.soon is None and issue.batches is not None
+            if iterator is not None and is_free and watch.knows(iterator):
+                watch.claim(issue)
 
     def _function(self, is_over: list[bool]) -> Callable[[Any], Any]:
         own, issues, begin = _BaseDataLoaderIter._next_index, self.issues, self._begin
@@ -328,7 +362,9 @@ class _Hook:
     def _begin(self, iterator: Any) -> Issue:
         with self._lock:
             watch = next((each for each in reversed(self._watches) if each.knows(iterator)), None)
-            issue = Issue(iterator) if watch is None else watch.begin(iterator)
+            issue = Issue(iterator, kept=watch is not None)
+            if watch is not None:
+                watch.claim(issue)
             if self._placed is not None:
                 self._keep(iterator, issue)
             return issue
@@ -340,6 +376,7 @@ class _Hook:
             issues.pop(key, None)
             iterators.pop(key, None)
 
+        issues.pop(key, None)
         issues[key] = issue
         if key not in iterators:
             iterators[key] = weakref.ref(iterator, forget)

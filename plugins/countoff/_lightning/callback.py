@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
+from countoff._adapter.issued import AnyLoader
 from countoff._adapter.options import Options
 from countoff._lightning.checkpoints import KEY
 from countoff._lightning.even_fetches import CommonEstimate
@@ -21,9 +23,10 @@ class CountoffCallback(Options):
     A pickle or a copy of the callback, as of the Trainer that has it, holds the options only, also during a fit.
     """
 
-    _of_the_fit = ("_fit", "_around", "_loaded", "_last_record")
+    _of_the_fit = ("_fit", "_around", "_early", "_loaded", "_last_record")
     _fit: LightningFit | None = None
     _around: Any = None  # what stands on Lightning's objects before the fit, or after an exception has left it
+    _early: AnyLoader | None = None  # from the begin of Lightning's fit to that of ours
     _loaded: Any = None  # the record of a checkpoint, for the fit that resumes from it
     _last_record: dict[str, Any] | None = None  # of the last fit, for checkpoints that are written after it
 
@@ -44,14 +47,21 @@ class CountoffCallback(Options):
         if self._is_active(trainer) and trainer.state.fn == "fit":
             self._loaded = checkpoint.get(KEY)
 
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Records what is issued: Lightning makes the iterator, whose workers fetch ahead, before the next hook."""
+        if self._is_active(trainer) and self.settings.compare_data:
+            self._early = AnyLoader()
+
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begins the fit: this is the first hook with final lengths and restored counters."""
         self._last_record = None
         if self._is_active(trainer):
+            early, self._early = self._early or contextlib.nullcontext(), None
             self._close()
             loaded, self._loaded = self._loaded, None
-            self._fit = LightningFit(trainer, self.settings)
-            self._fit.begin(loaded)
+            with early:
+                self._fit = LightningFit(trainer, self.settings)
+                self._fit.begin(loaded)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Opens the epoch's span."""
@@ -121,6 +131,7 @@ class CountoffCallback(Options):
         collective, as a checkpoint that is saved on an exception. Then `teardown` is not called.
         """
         fit, self._fit = self._fit, None
+        self._forget_early()
         if fit is not None:
             self._around = fit.leave_by(exception)
             self._last_record = fit.last_record or self._last_record
@@ -137,6 +148,12 @@ class CountoffCallback(Options):
     def _close(self) -> None:
         if self._around is not None:
             self._around.remove()
+        self._forget_early()
         if self._fit is not None:
             self._fit.close()
         self._around = self._fit = None
+
+    def _forget_early(self) -> None:
+        if self._early is not None:
+            self._early.close()
+        self._early = None

@@ -78,6 +78,7 @@ class TrainEpochs:
     def start(self) -> None:
         """Opens an epoch."""
         self._at_first_batch = True
+        self._fit.expects(self._trainer.train_dataloader)  # Lightning may have loaded it again
         self.set_limits()
         self._guard.train_start(self._trainer.current_epoch)
         self._fit.epoch_begins(self._trainer.current_epoch, steps=self._trainer.global_step)

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.data.distributed import DistributedSampler
 
-from countoff._adapter.issued import Issue, Tally, Watch, of_iterator, sum_of_rows
+from countoff._adapter.issued import AnyLoader, Issue, Tally, Watch, of_iterator, sum_of_rows
 
 ROWS = 100
 NEXT_INDEX = vars(_BaseDataLoaderIter)["_next_index"]
@@ -113,6 +113,33 @@ def test_another_loader_and_a_look_at_a_batch_are_passes_of_their_own():
     assert of_iterator(iter(range(3))) is None
     watch.release()
     assert of_iterator(first) is None
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_pass_that_has_begun_is_taken_over_by_the_watch_of_its_loader(workers):
+    loader, other = (DataLoader(dataset(), batch_size=8, num_workers=workers) for _ in range(2))
+    with AnyLoader():
+        passes = [iter(other), iter(loader), iter(other)]
+        firsts = [next(each) for each in passes]
+        watch = Watch(loader, lambda job: False)
+    rest = [len(list(each)) for each in passes]
+    assert (len(firsts), rest) == (3, [12, 12, 12])
+    issue = watch.latest
+    assert issue is not None
+    assert issue is of_iterator(passes[1])
+    assert (issue.issued, issue.begun, tally_of(issue).samples) == (13, 0, ROWS)
+    watch.release()
+
+
+def test_few_batches_are_kept_of_a_pass_that_no_watch_takes_over():
+    with AnyLoader():
+        batches: Any = iter(DataLoader(dataset(2000), batch_size=1))
+        next(batches)
+        issue = of_iterator(batches)
+        assert issue is not None
+        assert issue.issued == 1
+        assert sum(1 for _ in batches) == 1999
+        assert issue.batches is None
 
 
 def test_a_list_that_a_sampler_fills_again_is_copied():

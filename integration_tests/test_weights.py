@@ -130,6 +130,14 @@ def test_a_weight_that_is_changed_on_one_rank_is_named(run_ranks):
             assert (one["weights"], one["random"]) == (two["weights"], two["random"]), name
 
 
+def test_the_last_comparison_of_a_fit_is_not_lost(run_ranks):
+    """Whichever rank comes last to it: the other one has ended its fit by then, and stays to answer."""
+    last = Training(changed="3.bias", at=weight_jobs.AT_THE_END, options={"weights_every": 20})
+    trainings = [replace(last, late=late) for late in (0, 1)] * 5
+    results = run_ranks(weight_jobs.train_each, 2, trainings, deadline_seconds=180)
+    assert found_in(results) == [differs(BOTH, "3.bias", steps=20)] * len(trainings)
+
+
 def test_the_ranks_that_hold_other_weights_are_named(run_ranks):
     """On four ranks the minority is named, among those that hold the same shard only."""
     results = run_ranks(weight_jobs.train_each, 4, [training for training, _ in ON_FOUR.values()], deadline_seconds=180)

@@ -36,6 +36,7 @@ class Training:
         ranks: The ranks on which.
         ignored: Parameters that the wrapper leaves alone, and that each rank then changes in its own way.
         uncounted: Whether ranks train apart on purpose.
+        late: The rank that comes to the end of the last batch a third of a second after the other ranks.
         options: Those of countoff; None: no countoff.
     """
 
@@ -45,6 +46,7 @@ class Training:
     ranks: tuple[int, ...] = (1,)
     ignored: tuple[str, ...] = ()
     uncounted: bool = False
+    late: int | None = None
     options: dict[str, Any] | None = field(default_factory=lambda: {"weights_every": 2})
 
 
@@ -157,8 +159,6 @@ def train(training: Training) -> dict[str, Any]:
     with countoff.uncounted() if training.uncounted and countoff is not None else contextlib.nullcontext():
         _epochs(training, model, optimizer, loader, countoff)
     if countoff is not None:
-        if training.at == AT_THE_END:
-            time.sleep(0.5)  # a rank leaves 50 ms after its last mark, whatever a slow one has still to ask
         countoff.close()
     warned = {} if countoff is None else {each.kind: each.sentence for each in countoff.guard.notices}
     local = [each.to_local() if hasattr(each, "to_local") else each for each in model.state_dict().values()]
@@ -187,6 +187,8 @@ def _epochs(training: Training, model: Any, optimizer: Any, loader: Any, countof
                 train_on(model, optimizer, (images.chunk(dist.get_world_size())[own_rank()], labels))
             else:
                 train_on(model, optimizer, batch)
+            if number == AT_THE_END and own_rank() == training.late:
+                time.sleep(0.3)
 
 
 def train_each(trainings: list[Training]) -> list[dict[str, Any]]:
@@ -419,7 +421,6 @@ def accumulate(each: Accumulation) -> dict[str, Any]:
                     averaged = False
                 averages = steps
     if loop.countoff is not None:
-        time.sleep(0.5)  # as above
         loop.countoff.close()
     assert not loop.ddp._forward_pre_hooks
     assert not any(parameter._post_accumulate_grad_hooks for parameter in loop.ddp.parameters())

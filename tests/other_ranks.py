@@ -44,7 +44,7 @@ class KeptRecords:
     def answer(self, kind: str, answer: Callable[[Mapping[str, Any]], Mapping[str, Any] | None]) -> None:
         """Nobody asks here."""
 
-    def settle_question(self, kind: str) -> None:
+    def settle_question(self, kind: str, comparisons: Sequence[str] = ()) -> None:
         """Nobody asks here."""
 
     def entries_read(self) -> int:

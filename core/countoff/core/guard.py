@@ -90,10 +90,10 @@ class Guard:
     watching. In a healthy job `fit_start` waits for other ranks, at most `deadline_seconds`. The end of a span waits
     until all ranks are there, at most 5 ms, and `fit_end` at most 50 ms; every other method waits at most 50 ms, for
     its own threads. Once there is a verdict, a method waits until that is printed, a few seconds at most, and `close`
-    completes the last roll calls for at most 5 s. Where ranks are kept even, `close` also waits until what this rank
-    has to tell is written, at most `lost_seconds`, and with `trace_dir` 1.5 s at most until the trace is written. No
-    method calls the store. With one rank nothing is ever raised, and nothing is started but
-    the thread that writes the trace, and those that tell of a warning.
+    completes the last roll calls for at most 5 s, and the last comparison of weights for as long. Where ranks are kept
+    even, `close` also waits until what this rank has to tell is written, at most `lost_seconds`, and with `trace_dir`
+    1.5 s at most until the trace is written. No method calls the store. With one rank nothing is ever raised, and
+    nothing is started but the thread that writes the trace, and those that tell of a warning.
 
     Args:
         settings: The user's choices.
@@ -607,10 +607,13 @@ class Guard:
             self.member.participation.leave(is_over, close)
 
     def close(self) -> None:
-        """Ends this guard's threads. A second call does nothing. Rank 0 first completes the last roll calls."""
+        """Ends this guard's threads. A second call does nothing.
+
+        Rank 0 first completes the last roll calls. Each rank stays until all have compared the weights that it has.
+        """
         if self.member is not None and self._roll_call is not None and not (self._closed or self.member.failure):
+            self._roll_call.settle()  # first: with the last report of a rank, all that it has asked is there
             self._tell(lambda each: each.settle())
-            self._roll_call.settle()
         self._closed = True
         if self.member is not None:
             sigterm.wait_if_received()
@@ -990,7 +993,11 @@ class OtherRanks:
         def compare(channel: Channel) -> None:
             if (verdict := judge(channel.claim(key, dict(record())))) is not None:
                 find_at_once(state, speaker, channel, verdict)
-            if ranks and channel.add(f"{key}/seen", 1) == ranks:
+            if ranks:
+                speaker.hand(count)  # behind what the judge may have asked: without the key, nothing more comes
+
+        def count(channel: Channel) -> None:
+            if channel.add(f"{key}/seen", 1) == ranks:
                 channel.delete(key)
                 channel.delete(f"{key}/seen")
 

@@ -337,6 +337,27 @@ def test_the_end_of_a_fit_compares_what_has_arrived() -> None:
     assert training.compared == ["1/1.2"]
 
 
+def test_the_end_of_a_fit_waits_for_what_is_on_its_way() -> None:
+    training = Training(1, lambda: Hashes(looks=4))
+    training.step(1)
+    training.look(2)
+    training.check.fit_ending()
+    assert training.compared == []
+    training.check.settle()
+    assert training.compared == ["1/1.2"]
+
+
+def test_a_fit_that_is_left_waits_for_nothing() -> None:
+    """As by an exception, or the key of an operator: the hashes, and the ranks that have yet to compare."""
+    training, asked = Training(1, lambda: Hashes(looks=2)), list[Any]()
+    others: Any = SimpleNamespace(settle_question=lambda *question: asked.append(question))
+    training.step(1)
+    training.look(2)
+    training.check._others = others
+    training.check.settle()
+    assert (training.compared, asked) == ([], [("WeightsDiffer", ())])
+
+
 def test_only_the_thread_that_trains_computes_hashes() -> None:
     """A loop may fetch its batches on another thread, while the optimizer changes the weights."""
     training = Training(1)

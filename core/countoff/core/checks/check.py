@@ -107,8 +107,14 @@ class Others(Protocol):
         """
         ...
 
-    def settle_question(self, kind: str) -> None:
-        """Waits until the question of a kind, if one is open, is judged and all ranks know the verdict; 5 s at most."""
+    def settle_question(self, kind: str, comparisons: Sequence[str] = ()) -> None:
+        """Waits until the question of a kind, if one is open, is judged and all ranks know the verdict; 5 s at most.
+
+        Args:
+            kind: The kind.
+            comparisons: Keys of comparisons from which it may come, each of a number of ranks. So long it first waits
+                for the ranks that have yet to make them, unless one of them has ended.
+        """
         ...
 
     def entries_read(self) -> int:

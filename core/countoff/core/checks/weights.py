@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import threading
+import time
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -23,6 +24,7 @@ from countoff.core.checks.check import Check, FitStart, Others
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.records import Reason, Records
 from countoff.core.verdict import Cause, Standing, Verdict, VerdictKind
+from countoff.core.waiting import until
 from countoff.core.words import clip, count_of, names_of, ranks_by
 
 if TYPE_CHECKING:
@@ -65,6 +67,8 @@ _PENDING = 4
 """Checks that may be on their way from a device at the same time; a further one is left out."""
 _KEPT = 32
 """Checks whose hashes are kept for a question of another rank, which may be as many optimizer steps behind."""
+_DEVICE_SECONDS = 1.0
+"""So long at most, the end of a fit waits for hashes that are on their way from a device."""
 _MOST_NAMED, _NAME = 3, 60
 
 
@@ -140,6 +144,8 @@ class Weights(Check):
         self._pending: list[tuple[int, str, int, PendingHashes]] = []
         self._others: Others | None = None
         self._kept: dict[tuple[int, str, str], Replicas] = {}
+        self._last: list[str] = []
+        self._ends_in_order = False
         self._last_steps: int | None = None
         self._compares = bool(state.settings.weights_every)
 
@@ -176,11 +182,20 @@ class Weights(Check):
             self.looked(span)
 
     def fit_ending(self) -> None:  # noqa: D102
+        self._ends_in_order = True
         self._compare_what_is_there()
 
     def settle(self) -> None:  # noqa: D102
-        if self._others is not None and self._compares:
-            self._others.settle_question(WEIGHTS_DIFFER.name)
+        if self._others is None or not self._compares:
+            return
+        if self._ends_in_order:
+            until(self._all_have_come, time.monotonic() + _DEVICE_SECONDS)
+        self._others.settle_question(WEIGHTS_DIFFER.name, self._last if self._ends_in_order else ())
+
+    def _all_have_come(self) -> bool:
+        """Whether no hashes are on their way from a device any more; those that have come are compared."""
+        self._compare_what_is_there()
+        return not self._pending
 
     def _look(self, span: SpanCounters) -> None:
         """Begins the check that is due, and compares what is there of earlier ones."""
@@ -222,14 +237,12 @@ class Weights(Check):
                 replicas = ()
             if replicas is not None:
                 self._pending.remove(each)
-                for held in replicas:
-                    self._compare(steps, moment, unaveraged, held)
+                if self._others is not None:
+                    self._last = [self._compare(self._others, steps, moment, unaveraged, held) for held in replicas]
         self.wants_batch = bool(self._pending)
 
-    def _compare(self, steps: int, moment: str, unaveraged: int, replicas: Replicas) -> None:
-        others = self._others
-        if others is None:
-            return
+    def _compare(self, others: Others, steps: int, moment: str, unaveraged: int, replicas: Replicas) -> str:
+        """Compares what this rank holds with other ranks; returns the key of the comparison."""
         asked = {"steps": steps, "moment": moment, "key": replicas.key}
 
         def record() -> dict[str, Any]:
@@ -241,8 +254,9 @@ class Weights(Check):
                 judges = partial(_judge, steps, replicas, unaveraged)
                 others.ask(WEIGHTS_DIFFER.name, asked, replicas.ranks, judges)
 
-        ranks = len(replicas.ranks)
-        others.compare(f"weights/{steps}/{moment}/{replicas.key}", record, judge, ranks=ranks)
+        key = f"weights/{steps}/{moment}/{replicas.key}"
+        others.compare(key, record, judge, ranks=len(replicas.ranks))
+        return key
 
     def _keep(self, steps: int, moment: str, replicas: Replicas) -> None:
         self._kept[steps, moment, replicas.key] = replicas

@@ -6,6 +6,7 @@ can. The rank that has asked gathers the answers and judges them.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 _TEXT = 64
 """Characters of a text in a question, at most."""
-_SETTLE_SECONDS, _LAST_ANSWERS_SECONDS = 5.0, 3.0
+_SETTLE_SECONDS, _LAST_ANSWERS_SECONDS, _LOOK_SECONDS = 5.0, 3.0, 0.02
 
 Answer = Callable[[Mapping[str, Any]], "Mapping[str, Any] | None"]
 Judge = Callable[[Records], "Verdict | None"]
@@ -54,18 +55,29 @@ class Questions:
         """Registers what answers the question of a kind."""
         self._answers[kind] = answer
 
-    def settle(self, kind: str) -> None:
+    def settle(self, kind: str, comparisons: Sequence[str] = ()) -> None:
         """Waits until the question of a kind, if one is open, is judged and all ranks know the verdict; 5 s at most."""
         state, deadline = self._state, time.monotonic() + _SETTLE_SECONDS
 
         def worth_waiting() -> bool:
             return self._speaker.link.connected and state.end is None and time.monotonic() < deadline
 
+        if comparisons:
+            made = _Made(comparisons)
+            self._speaker.poll(made, awaited=True)
+            while not (kind in self._open or self._one_is_gone or made.by_all.wait(_LOOK_SECONDS)) and worth_waiting():
+                pass
         self._speaker.catch_up_now(worth_waiting)  # the question of another rank may be in the log
         while kind in self._open and not self._is_judged(kind) and worth_waiting():
             if (gathering := self._open[kind]) is not None:  # of a rank that has left, no answer will come
                 gathering.end_by(deadline - _SETTLE_SECONDS + _LAST_ANSWERS_SECONDS)
             time.sleep(0.01)
+
+    @property
+    def _one_is_gone(self) -> bool:
+        """Whether a rank has left in the middle, or its process has ended: it makes no comparison any more."""
+        processes = list(self._speaker.link.heartbeats.neighbours.values())
+        return self._state.left is not None or any(each.state() == "gone" for each in processes)
 
     def _is_judged(self, kind: str) -> bool:
         return kind in self._judged or any(notice.kind == kind for notice in self._state.notices)
@@ -100,6 +112,27 @@ class Questions:
 
         deadline = time.monotonic() + self._state.settings.deadline_seconds
         return self._speaker.gather(_name_of(kind), group, deadline, gathered)
+
+
+class _Made:
+    """Looks whether all ranks that owe some comparisons have made them.
+
+    Args:
+        keys: Those of the comparisons, each of which this rank has made; the last rank of each deletes its key.
+
+    Attributes:
+        by_all: Set once they have.
+    """
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._keys = keys
+        self.by_all = threading.Event()
+
+    def poll(self, channel: Channel) -> bool:
+        """Looks once; True when there is nothing left to look for."""
+        if not any(channel.has(key) for key in self._keys):
+            self.by_all.set()
+        return self.by_all.is_set()
 
 
 class _Answering:

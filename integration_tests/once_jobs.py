@@ -51,6 +51,7 @@ class Epochs:
         sets_epoch: Which ranks call `set_epoch`.
         workers: Workers of each loader.
         own: Whether the dataset is of a class of the user's own.
+        epochs: Epochs.
         stops: Batches after which each epoch is left; 0: it is not.
         counted: Whether countoff counts.
     """
@@ -59,6 +60,7 @@ class Epochs:
     sets_epoch: tuple[int, ...] = (0, 1)
     workers: int = 0
     own: bool = False
+    epochs: int = 3
     stops: int = 0
     counted: bool = True
 
@@ -74,7 +76,7 @@ def _train(run: Epochs) -> dict[str, Any]:
     sampler = DistributedSampler(dataset)
     loader = DataLoader(dataset, batch_size=BATCH_SIZE, sampler=sampler, **forked(run.workers))
     countoff = Countoff(enabled=run.counted, optimizer=optimizer)
-    for epoch in range(3):
+    for epoch in range(run.epochs):
         if own_rank() in run.sets_epoch:
             sampler.set_epoch(epoch)
         for number, batch in enumerate(countoff.train(loader), 1):

@@ -565,10 +565,10 @@ def data() -> Iterator[Situation]:
         lambda _: identity.same_order("train epoch 1", (0, 1)),
         adapters=able("SameOrder"),
     )
-    read = once.Reading(rows=64, samples=32, difference=0, seen=0xFFFFFFFF, twice=0, repeated=0, dropped=0)
-    other = read._replace(seen=read.seen << 16, difference=5, dp_rank=1)
+    read = once.Reading(rows=64, samples=32, difference=5, repeated=0, dropped=0)
+    marks = {0: once.Marks(0xFFFFFFFF, 0), 1: once.Marks(0xFFFFFFFF << 16, 0)}
     for title, verdict in {
-        "set_epoch is called on one rank alone": once.judge_once(EPOCH, {0: read, 1: other}, dp_degree=2),
+        "set_epoch is called on one rank alone": once.judge_once(EPOCH, {0: read, 1: read._replace(dp_rank=1)}, marks),
         "each epoch skips what was trained on": once.judge_skipped("train epoch 2", 10),
     }.items():
         yield Situation("NotReadOnce", title, lambda _, verdict=verdict: verdict, adapters=able("NotReadOnce"))

@@ -976,7 +976,7 @@ class OtherRanks:
     def __init__(self, state: State, speaker: Speaker, roll_call: RollCall) -> None:
         self._state, self._speaker = state, speaker
         questions = Questions(state, speaker)
-        self.report = roll_call.report
+        self.report, self.settle_report = roll_call.report, roll_call.settle_report
         self.ask, self.answer, self.settle_question = questions.ask, questions.answer, questions.settle
 
     def compare(

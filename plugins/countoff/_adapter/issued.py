@@ -26,7 +26,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from countoff._adapter.hooks import PlacedValue
 from countoff._adapter.torch_facts import of_library
-from countoff.core.checks.once import LOOKED_AT, step_between
+from countoff.core.checks.once import COUNTED, Marks, step_between
 from countoff.core.data.plain import ABSENT, attribute_of, attributes_of, in_class
 from countoff.core.data.unobserved import unobserved
 
@@ -49,23 +49,28 @@ class Tally:
     Attributes:
         samples: Indices so far.
         total: The sum of their hashes, modulo 2**64.
-        seen: As in `countoff.core.checks.once.Reading`, and so is the next one.
-        twice: As above.
         valid: Whether all were rows of the dataset.
     """
 
     def __init__(self, rows: int | None) -> None:
-        self.samples = self.total = self.seen = self.twice = 0
+        self.samples = self.total = 0
         self.valid = True
         self._rows = rows
+        self._bits: tuple[torch.Tensor, torch.Tensor] | None = None
         self._order = hashlib.blake2b(digest_size=8)
         if rows:
-            self._inverse = pow(step_between(rows), -1, rows) if rows > 1 else 0
+            self._inverse = pow(step_between(rows), -1, rows) if rows > 1 else 1
 
     @property
     def order(self) -> str:
         """The digest of the indices in their order, in 16 hexadecimal digits."""
         return self._order.hexdigest()
+
+    @property
+    def marks(self) -> Marks:
+        """Which samples they are."""
+        seen, twice = (int.from_bytes(bytes(each.tolist()), "little") for each in self._bits or (torch.empty(0),) * 2)
+        return Marks(seen, twice)
 
     def add(self, batches: list[Any]) -> None:
         """Adds the indices of batches: lists of numbers, or single numbers. It raises nothing."""
@@ -93,11 +98,33 @@ class Tally:
             self.valid = False  # an index from the end, or of another dataset
             return
         self.total = (self.total + _sum_of(indices)) & _BITS
-        places = indices if rows <= LOOKED_AT else indices * self._inverse % rows
-        for place in places[places < LOOKED_AT].tolist():
-            bit = 1 << place
-            self.twice |= self.seen & bit
-            self.seen |= bit
+        places = indices * self._inverse % rows if self._inverse != 1 else indices
+        self._mark(places[places < COUNTED] if rows > COUNTED else places, min(rows, COUNTED))
+
+    def _mark(self, places: torch.Tensor, of: int) -> None:
+        """Sets a bit for each sample that was read, and another one for each that was read before."""
+        if self._bits is None:
+            self._bits = _no_bits(of), _no_bits(of)
+        seen, twice = self._bits
+        places, counts = torch.unique(places, return_counts=True)
+        again = _bits_of(seen, places) | (counts > 1)
+        _set_bits(seen, places)
+        _set_bits(twice, places[again])
+
+
+def _no_bits(of: int) -> torch.Tensor:
+    return torch.zeros(-(-of // 8), dtype=torch.uint8, device="cpu")
+
+
+def _bits_of(bits: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Whether the bits at some places are set."""
+    return (bits[places >> 3] >> (places & 7)) & 1 == 1
+
+
+def _set_bits(bits: torch.Tensor, places: torch.Tensor) -> None:
+    """Sets the bits at some places, of which no two are equal."""
+    new = places[~_bits_of(bits, places)]
+    bits.index_add_(0, new >> 3, (1 << (new & 7)).to(torch.uint8))
 
 
 def sum_of_rows(begin: int, end: int) -> int:

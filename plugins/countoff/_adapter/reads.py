@@ -16,7 +16,7 @@ from countoff._adapter.held_datasets import dealt, dealt_rows, rows_of
 from countoff._adapter.issued import Issue, Watch, of_iterator, sum_of_rows
 from countoff._adapter.sampling import accelerate_classes, asks_for_length, samplers_of
 from countoff._adapter.torch_facts import iterates_as_torch, reported_length
-from countoff.core.checks.once import MOST_ROWS, Place, Reading
+from countoff.core.checks.once import MOST_ROWS, Marks, Place, Reading
 from countoff.core.data.plain import attribute_of
 from countoff.core.plan import BatchPlan
 
@@ -149,8 +149,8 @@ class _EpochReads:
         self._spun = spun
         self._first = "" if skipped else issue.digest_of(1)
 
-    def reading(self, batches: int) -> Callable[[], Reading | None] | None:
-        """Returns what makes the reading of the epoch; see `countoff.core.checks.once.EpochReads`, also below."""
+    def reading(self, batches: int) -> Callable[[], tuple[Reading, Marks] | None] | None:
+        """Returns what tells of the epoch; see `countoff.core.checks.once.EpochReads`, also below."""
         issue, plan, rows = self._issue, self._plan, self._dealt
         if plan is None or rows is None or plan.samples_repeated is None or plan.samples_dropped is None:
             return None
@@ -159,13 +159,12 @@ class _EpochReads:
             return None
         repeated, dropped, (rank, degree) = plan.samples_repeated, plan.samples_dropped, self._own
 
-        def make() -> Reading | None:
+        def make() -> tuple[Reading, Marks] | None:
             tally = issue.sum_up(batches)
             if tally is None:
                 return None
             difference = tally.total - _part(rows * rank // degree, rows * (rank + 1) // degree)
-            sums = tally.samples, difference % (1 << 64), tally.seen, tally.twice
-            return Reading(rows, *sums, repeated, dropped, rank)
+            return Reading(rows, tally.samples, difference % (1 << 64), repeated, dropped, rank), tally.marks
 
         return make
 

@@ -40,7 +40,7 @@ class Job:
         self.questions: list[dict[str, Any]] = []
         for state, speaker, check in zip(self.states, self.speakers, self.checks, strict=True):
             speaker.append = self.append  # pyright: ignore[reportAttributeAccessIssue]
-            call: Any = SimpleNamespace(report=None)
+            call: Any = SimpleNamespace(report=None, settle_report=None)
             check.fit_started(FitStart(FitPlan(), {}), OtherRanks(state, speaker, call))
 
     def append(self, entry: dict[str, Any], redundant: Any = lambda: False) -> Any:
@@ -277,7 +277,7 @@ class Training:
         self.state = State(0, 2, Settings(weights_every=every), {})
         self.check = Weights(self.state, begin)
         self.span = SpanCounters("train epoch 0", opened=1)
-        self.speaker, call = FakeSpeaker(self.state, self.store), SimpleNamespace(report=None)
+        self.speaker, call = FakeSpeaker(self.state, self.store), SimpleNamespace(report=None, settle_report=None)
         self.check.fit_started(FitStart(FitPlan(), {}), OtherRanks(self.state, self.speaker, call))  # pyright: ignore[reportArgumentType]
 
     def step(self, steps: int) -> bool:

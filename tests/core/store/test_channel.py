@@ -109,6 +109,29 @@ def test_a_refused_value_is_shown_in_part() -> None:
     assert len(str(caught.value)) < 200
 
 
+def test_a_long_record_is_reported_in_pieces(connect_any: Connect) -> None:
+    """Each piece is a value of the store, and none of them stays there. A short record is one value, as ever."""
+    writer, reader = connect_any(), connect_any()
+    long, short = {"marks": 'é"\\' * 5000}, {"marks": "x"}
+    writer.report_long("answer", 0, long)
+    writer.report_long("answer", 1, short)
+    assert reader.reports("answer", [0, 1, 2]) == {0: long, 1: short}
+    assert not reader.has("answer/0/0")
+    reader.forget("answer", [0, 1])
+    assert not reader.has("answer/0")
+
+
+@pytest.mark.parametrize("pieces", [-1, 1 << 20, "2", 1])
+def test_pieces_that_countoff_cannot_have_written_are_refused(pieces: Any) -> None:
+    store = FakeStore()
+    store.set("answer/0", {"pieces": pieces})
+    with pytest.raises((ChannelError, ValueError)):
+        store.reports("answer", [0])
+    store.set("answer/0/0", {"piece": "[1]"})
+    with pytest.raises((ChannelError, ValueError)):
+        store.reports("answer", [0])
+
+
 def test_two_clients_that_claim_a_key_get_the_same_record(connect_any: Connect) -> None:
     first, second = connect_any(), connect_any()
     assert first.claim("log/0", {"rank": 0}) == {"rank": 0}

@@ -118,6 +118,28 @@ def test_a_report_is_judged_behind_those_that_may_explain_it(ranks: Ranks) -> No
     assert judged == ["splits", "data/1"]
 
 
+def test_a_report_is_settled_once_what_follows_from_it_is_written(ranks: Ranks) -> None:
+    """The first rank deletes the reports behind what it has found, and the others wait for that."""
+    done = threading.Event()
+    for speaker in ranks.speakers:
+        speaker.link.connected = True
+    for rank in (1, 0):
+        ranks.calls[rank].report("once/1", dict, lambda _: [WRONG_LENGTH.found("there are 4.")])
+    waiting = threading.Thread(target=lambda: (ranks.calls[1].settle_report("once/1"), done.set()))
+    waiting.start()
+    while not ranks.speakers[1].pollables:
+        pass
+    assert not ranks.speakers[1].poll_once()
+    assert not done.is_set()
+    written_then: list[list[dict[str, Any]]] = []
+    ranks.speakers[0].hand = lambda job: (written_then.append(ranks.verdicts()), job and job(ranks.store))  # type: ignore
+    assert ranks.speakers[0].poll_once()
+    assert [[each["kind"] for each in found] for found in written_then] == [["WrongLength"]]
+    assert ranks.speakers[1].poll_once()
+    waiting.join(5)
+    assert done.is_set()
+
+
 def test_a_truncated_epoch_replaces_the_adapters_notice(ranks: Ranks) -> None:
     """A truncated epoch is noted, and the adapter's own notice about it is not."""
     (entry,) = ranks.close(EPOCH, UnusedBatches(1, 4, False), UnusedBatches(0))

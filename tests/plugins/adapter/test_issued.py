@@ -13,7 +13,9 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.data.distributed import DistributedSampler
 
+from countoff._adapter import issued
 from countoff._adapter.issued import AnyLoader, Issue, Tally, Watch, of_iterator, sum_of_rows
+from countoff.core.checks.once import Marks, step_between
 
 ROWS = 100
 NEXT_INDEX = vars(_BaseDataLoaderIter)["_next_index"]
@@ -59,13 +61,23 @@ def test_what_is_issued_is_what_is_read(workers, how):
     again.add([rows])
     found = tally_of(issue)
     assert issue.ended
-    assert (found.samples, found.total, found.seen, found.twice, found.order) == (
-        len(rows),
-        again.total,
-        again.seen,
-        again.twice,
-        again.order,
-    )
+    assert (found.samples, found.total, found.marks, found.order) == (len(rows), again.total, again.marks, again.order)
+    assert found.marks == Marks(sum(1 << row for row in rows), 0)
+
+
+@pytest.mark.parametrize("counted", [1 << 21, 4999])
+def test_what_is_read_is_marked(monkeypatch, counted):
+    """Of each sample that is looked at, whether it was read, and whether more than once, in one batch or in several."""
+    monkeypatch.setattr(issued, "COUNTED", counted)
+    rows, tally = 10_007, Tally(10_007)
+    read = [[3, 5, 3], [9999, 5], [7], [7]]
+    for batch in read:
+        tally.add([batch])
+    places = {number * step_between(rows) % rows: number for number in range(min(rows, counted))}
+    seen = sum(1 << places[row] for row in {3, 5, 7, 9999} if row in places)
+    twice = sum(1 << places[row] for row in {3, 5, 7} if row in places)
+    assert tally.marks == Marks(seen, twice)
+    assert 0 < twice < seen
 
 
 def test_the_shares_of_all_ranks_add_up_to_the_whole():

@@ -90,7 +90,8 @@ class Others(Protocol):
         """Asks ranks for a record each, once in a fit for each kind: the first question counts, whoever asks.
 
         Args:
-            kind: The kind of verdict that may follow; a check of each rank has registered an answer for it.
+            kind: The kind of verdict that may follow; a check of each rank has registered an answer for it, which may
+                be longer than other records.
             question: What is asked: numbers and short texts.
             group: The ranks whose answers are waited for.
             judge: Takes the answers that have come, by rank; returns what is wrong. Called on the speaker thread.
@@ -146,6 +147,13 @@ class Others(Protocol):
             judge: Takes the records by rank; returns what is wrong. Called on the first rank's speaker thread.
             owed: Whether the end of the fit waits for it. False for what not every rank need report.
             after: The names of earlier reports that are judged first.
+        """
+        ...
+
+    def settle_report(self, name: str) -> None:
+        """Waits until the first rank has judged what was reported under a name, and all that follows is in the log.
+
+        It waits for 5 s at most, and not for a store that is slow.
         """
         ...
 

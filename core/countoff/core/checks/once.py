@@ -4,7 +4,9 @@ A sampler that deals a dataset out to the ranks issues an index for each sample 
 rank sums up a hash of every index that its loop has read, and subtracts those of its own part of ``range(rows)``. The
 sums of all ranks add up to 0 if each sample was read once, in whatever order and by whichever rank. The number of
 indices and the plan's arithmetic tell how many samples are read twice or left out on purpose, to make ranks even. Where
-some are, and to say what was read twice, each rank also tells for up to 2,048 samples whether it has read them.
+some are, the sums tell nothing, and each rank also tells for up to 4,096 samples whether it has read them.
+
+Where an epoch is found to be wrong, the first rank asks the others once more: each tells which samples it has read.
 
 Nothing is claimed of a sampler that is not known to issue each index once, of a pass that did not begin with the first
 batch or did not end with the last one, or of ranks that do not share one dataset.
@@ -16,6 +18,7 @@ import base64
 import functools
 import math
 import operator
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -31,16 +34,20 @@ if TYPE_CHECKING:
     from countoff.core.state import State
 
 __all__ = [
+    "COUNTED",
     "LOOKED_AT",
     "MOST_ROWS",
     "NOT_READ_ONCE",
     "SKIPPED",
     "EpochReads",
+    "Marks",
     "Once",
     "Place",
     "Reading",
+    "data_ranks",
     "judge_once",
     "judge_skipped",
+    "reads_once",
     "step_between",
 ]
 
@@ -66,39 +73,46 @@ NOT_READ_ONCE = VerdictKind(
         ),
     },
 )
-LOOKED_AT = 2048
-"""Samples of which each rank tells whether it has read them, at most: two bits for each in a record of 1 KiB."""
+LOOKED_AT = 4096
+"""Samples of which a rank tells in its record of an epoch whether it has read them, at most: a bit for each."""
+COUNTED = 1 << 21
+"""Samples of which a rank knows, until an epoch is judged, whether it has read them, at most: two bits for each."""
 _MODULUS = 1 << 64
 MOST_ROWS = 1 << 31
 """Of a dataset with as many rows or more, nothing is told."""
 _NAMED = 3
+_KEPT = 2
+"""Epochs of which it is known: another rank may begin the next one before the first rank has judged the last one."""
 _SURE = 8.0
 """So many standard deviations more than the plan leaves out or repeats are no chance."""
 
 
 class Reading(NamedTuple):
-    """What one rank has read in a whole train epoch.
+    """What one rank tells of a whole train epoch.
 
     Attributes:
         rows: Rows of the dataset that is dealt out to all ranks.
         samples: Samples that this rank has read.
         difference: The sum of the hashes of what it has read, minus that of its part of all rows, modulo 2**64.
-        seen: The samples that are looked at and that it has read: bit ``n`` stands for row ``n * step_between(rows)``,
-            modulo `rows`.
-        twice: Those that it has read more than once, likewise.
         repeated: Samples that all ranks read once more on purpose, by the plan.
         dropped: Samples that no rank reads on purpose, by the plan.
         dp_rank: The dp_rank of this rank.
+        seen: Which of the first `LOOKED_AT` samples of `Marks` it has read, where the plan repeats or leaves out some;
+            else 0.
     """
 
     rows: int
     samples: int
     difference: int
-    seen: int
-    twice: int
     repeated: int
     dropped: int
     dp_rank: int = 0
+    seen: int = 0
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether each sample is to be read exactly once: then the sums tell all."""
+        return self.repeated == self.dropped == 0
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any], ranks: Any) -> Reading:
@@ -114,18 +128,54 @@ class Reading(NamedTuple):
         rows, samples, repeated, dropped = (
             parse_count(record[name], MOST_ROWS) for name in ("rows", "samples", "repeated", "dropped")
         )
-        difference = int(str(record["difference"])[:16], 16)
-        seen, twice = _parse_bits(record["seen"]), _parse_bits(record["twice"])
-        return cls(rows, samples, difference, seen, twice, repeated, dropped, parse_rank(record["dp_rank"], ranks))
+        difference, seen = int(str(record["difference"])[:16], 16), record["seen"]
+        if not isinstance(seen, str) or len(seen) > LOOKED_AT // 4:
+            raise ValueError(f"expected the bits of {LOOKED_AT} samples, got {seen!r:.40}")
+        bits = int.from_bytes(base64.b64decode(seen, validate=True)[: LOOKED_AT // 8], "little")
+        return cls(rows, samples, difference, repeated, dropped, parse_rank(record["dp_rank"], ranks), bits)
 
     def to_json(self) -> dict[str, Any]:
         """What is told of it, as JSON types."""
-        size = -(-min(self.rows, LOOKED_AT) // 8)
-        bits = {
-            name: base64.b64encode(each.to_bytes(size, "little")).decode()
-            for name, each in (("seen", self.seen), ("twice", self.twice))
-        }
-        return {**self._asdict(), "difference": f"{self.difference % _MODULUS:x}", **bits}
+        seen = base64.b64encode(self.seen.to_bytes(-(-self.seen.bit_length() // 8), "little")).decode()
+        return {**self._asdict(), "difference": f"{self.difference % _MODULUS:x}", "seen": seen}
+
+
+class Marks(NamedTuple):
+    """Which samples one rank has read in a train epoch, of `COUNTED` ones that are spread over the dataset.
+
+    Attributes:
+        seen: Those that it has read: bit ``n`` stands for row ``n * step_between(rows)``, modulo the number of rows.
+        twice: Those that it has read more than once, likewise.
+    """
+
+    seen: int
+    twice: int
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any], rows: int) -> Marks:
+        """Reads what another rank has told; that may be anything.
+
+        Args:
+            record: The record.
+            rows: Rows of the dataset.
+
+        Raises:
+            KeyError, TypeError, ValueError, zlib.error: If it is something else.
+        """
+        size = _bytes_for(rows)
+        bits = zlib.decompressobj().decompress(base64.b64decode(record["marks"], validate=True), 2 * size)
+        if len(bits) != 2 * size:
+            raise ValueError(f"expected two bits for each sample, got {len(bits)} bytes")
+        return cls(int.from_bytes(bits[:size], "little"), int.from_bytes(bits[size:], "little"))
+
+    def to_json(self, rows: int) -> dict[str, Any]:
+        """What is told of it, as JSON types."""
+        bits = b"".join(each.to_bytes(_bytes_for(rows), "little") for each in self)
+        return {"marks": base64.b64encode(zlib.compress(bits)).decode()}
+
+
+def _bytes_for(rows: int) -> int:
+    return -(-min(rows, COUNTED) // 8)
 
 
 class Place(NamedTuple):
@@ -170,8 +220,8 @@ class EpochReads(Protocol):
         """Batches of the epoch before the first one that was issued."""
         ...
 
-    def reading(self, batches: int) -> Callable[[], Reading | None] | None:
-        """Returns what makes the reading of the epoch, on another thread; None where that is not of a whole epoch.
+    def reading(self, batches: int) -> Callable[[], tuple[Reading, Marks] | None] | None:
+        """Returns what tells of the epoch, on another thread; None where that is not a whole one.
 
         Args:
             batches: Batches of the epoch that the loop has taken, with those before a resume.
@@ -221,12 +271,18 @@ class Once(Check):
         self._state = state
         self._explained, self._repeats_order = explained, repeats_order
         self._others: Others | None = None
+        self._is_off = False
         self._dp_ranks = range(state.world_size)
+        self._marks: dict[int, tuple[Marks, int]] = {}
+        self._last = ""  # the name of the last report of a whole epoch
 
     def fit_started(self, start: FitStart, others: Others | None) -> None:  # noqa: D102
-        degree = start.plan.dp_degree
-        self._others = others if self._state.settings.compare_data else None
+        degree, settings = start.plan.dp_degree, self._state.settings
+        self._others = others if settings.compare_data else None
+        self._is_off = settings.levels.get(NOT_READ_ONCE.name) == "off"
         self._dp_ranks = range(self._state.world_size if degree is None else degree)
+        if self._others is not None:
+            self._others.answer(NOT_READ_ONCE.name, self._answer)
 
     def span_opened(self, span: SpanCounters, epoch: int | None) -> None:  # noqa: D102
         if epoch is None:
@@ -237,28 +293,59 @@ class Once(Check):
         if span.evaluation or not span.compared or self._others is None:
             return
         reads, self.reads = self.reads, None
-        make, again = None if reads is None else reads.reading(span.started), self._repeats_order()
+        make = None if reads is None or self._is_off else reads.reading(span.started)
+        again, opened, name = self._repeats_order(), span.opened, f"once/{span.opened}"
+        self._last = "" if make is None else name
 
         def record() -> Mapping[str, Any]:
-            reading = None if make is None else make()
-            return {"again": again, "epoch": span.name, **({} if reading is None else reading.to_json())}
+            told = None if make is None else make()
+            return {"again": again, "epoch": span.name, **({} if told is None else self._told(opened, *told))}
 
-        self._others.report(f"once/{span.opened}", record, lambda records: [self._judge(span.name, records)])
+        self._others.report(name, record, lambda records: [self._judge(span.name, opened, records)])
 
-    def _judge(self, span: str, records: Records) -> Verdict | None:
+    def settle(self) -> None:  # noqa: D102
+        if self._others is not None and self._last:  # the first rank may ask what this one has read
+            self._others.settle_report(self._last)
+            self._others.settle_question(NOT_READ_ONCE.name)
+
+    def _told(self, opened: int, reading: Reading, marks: Marks) -> Mapping[str, Any]:
+        """What is told of an epoch; which samples this rank has read is kept for a question about it."""
+        self._marks = {key: self._marks[key] for key in sorted(self._marks)[1 - _KEPT :]}
+        self._marks[opened] = marks, reading.rows
+        seen = 0 if reading.is_exact else marks.seen & ((1 << LOOKED_AT) - 1)
+        return reading._replace(seen=seen).to_json()
+
+    def _answer(self, question: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Answers the first rank, which has found that an epoch is wrong."""
+        marks, rows = self._marks.get(question["opened"], (None, 0))
+        return None if marks is None else marks.to_json(rows)
+
+    def _judge(self, span: str, opened: int, records: Records) -> Verdict | None:
         if not in_one_epoch(span, records):
             return None
         again = [rank for rank, record in sorted(records.items()) if record.get("again") is True]
         others = [rank for rank in sorted(records) if rank not in again]
         told = {rank: record for rank, record in records.items() if "rows" in record}
-        found = None
         if len(told) == len(self._state.ranks) and not self._explained():  # each has read a known, whole epoch
             readings = {rank: Reading.from_json(record, self._dp_ranks) for rank, record in told.items()}
-            found = judge_once(span, readings, dp_degree=len(self._dp_ranks))
-        if found is None or not again:
-            return same_order(span, again, others) if again else found
-        kept = f"{names_of(again)} kept the order of the train epoch before, and {names_of(others)} did not"
-        return replace(found, sentence=f"{found.sentence.removesuffix('.')}: {kept}." if others else found.sentence)
+            each = data_ranks(readings, len(self._dp_ranks))
+            if each and not reads_once(each):
+                kept = f"{names_of(again)} kept the order of the train epoch before, and {names_of(others)} did not"
+                self._ask(span, opened, each, kept if again and others else "")
+                return None
+        return same_order(span, again, others) if again else None
+
+    def _ask(self, span: str, opened: int, readings: Mapping[int, Reading], kept: str) -> None:
+        """Asks which samples each rank has read."""
+        rows = next(iter(readings.values())).rows
+
+        def judge(records: Records) -> Verdict:
+            marks = {rank: Marks.from_json(records[rank], rows) for rank in readings if rank in records}
+            found = judge_once(span, readings, marks)
+            return replace(found, sentence=f"{found.sentence.removesuffix('.')}: {kept}.") if kept else found
+
+        if self._others is not None:
+            self._others.ask(NOT_READ_ONCE.name, {"opened": opened}, self._state.ranks, judge)
 
 
 def step_between(rows: int) -> int:
@@ -269,7 +356,7 @@ def step_between(rows: int) -> int:
     Args:
         rows: Rows of the dataset, at least 1.
 
-    >>> step_between(2048), step_between(60_000)
+    >>> step_between(4096), step_between(60_000)
     (1, 37087)
     """
     if rows <= LOOKED_AT:
@@ -280,71 +367,85 @@ def step_between(rows: int) -> int:
     return step
 
 
-def judge_once(span: str, readings: Mapping[int, Reading], *, dp_degree: int) -> Verdict | None:
-    """Returns a `NotReadOnce` if the ranks have not read each sample once in a train epoch, as far as that is proven.
+def data_ranks(readings: Mapping[int, Reading], dp_degree: int) -> dict[int, Reading]:
+    """Returns what each data rank has read: of ranks that read the same, the first one counts.
+
+    Nothing if a share is missing, or if the ranks do not share one dataset.
 
     Args:
-        span: Name of the epoch.
         readings: What each rank has read.
-        dp_degree: Shares into which the data is cut. Ranks of one dp_rank read the same, and the first one counts.
-
-    Example:
-        >>> one = Reading(rows=4, samples=2, difference=0, seen=0b0011, twice=0, repeated=0, dropped=0)
-        >>> other = one._replace(seen=0b1001, difference=5, dp_rank=1)
-        >>> print(judge_once("train epoch 1", {0: one, 1: other}, dp_degree=2).sentence)
-        in train epoch 1, 1 of 4 samples was read by no rank (row 2), and 1 more than once (row 0, by ranks 0, 1).
-        >>> judge_once("train epoch 1", {0: one, 1: other._replace(seen=0b1100, difference=0)}, dp_degree=2) is None
-        True
+        dp_degree: Shares into which the data is cut.
     """
     of: dict[int, int] = {}
     for rank in sorted(readings):
         of.setdefault(readings[rank].dp_rank, rank)
-    first = readings[min(readings)]
     each = {rank: readings[rank] for rank in of.values()}
-    if len(of) != dp_degree or any(
-        (one.rows, one.repeated, one.dropped) != (first.rows, first.repeated, first.dropped) for one in each.values()
-    ):
-        return None
-    unread, repeated = _unread(each), _repeated(each)
-    if _is_as_planned(each, unread.bit_count(), repeated.bit_count()):
-        return None
-    by = sorted(rank for rank, one in each.items() if (one.seen & repeated) | one.twice)
-    sentence = f"in {span}, {_in_words(each, unread, repeated, by)}."
-    return NOT_READ_ONCE.found(sentence, tuple(by or each), standing="differ")
+    plans = {(one.rows, one.repeated, one.dropped) for one in each.values()}
+    return each if len(of) == dp_degree and len(plans) == 1 else {}
 
 
-def _is_as_planned(readings: Mapping[int, Reading], missing: int, extra: int) -> bool:
-    """Whether all ranks together have read each sample once, but for what the plan repeats or leaves out.
+def reads_once(readings: Mapping[int, Reading]) -> bool:
+    """Returns whether all ranks together have read each sample once, but for what the plan repeats or leaves out.
 
     Args:
         readings: What each data rank has read.
-        missing: How many of the samples that are looked at no rank has read.
-        extra: How many of them were read more than once.
+
+    Example:
+        >>> one = Reading(rows=4, samples=2, difference=3, repeated=0, dropped=0)
+        >>> reads_once({0: one, 1: one._replace(difference=2**64 - 3, dp_rank=1)}), reads_once({0: one, 1: one})
+        (True, False)
     """
     first = next(iter(readings.values()))
-    samples = sum(each.samples for each in readings.values())
-    if samples != first.rows + first.repeated - first.dropped:
+    if sum(each.samples for each in readings.values()) != first.rows + first.repeated - first.dropped:
         return False
-    if first.repeated == first.dropped == 0:
+    if first.is_exact:
         return sum(each.difference for each in readings.values()) % _MODULUS == 0
+    marks, looked = {rank: Marks(each.seen, 0) for rank, each in readings.items()}, min(first.rows, LOOKED_AT)
+    missing, extra = _unread(marks, looked).bit_count(), _repeated(marks).bit_count()
     return extra <= _most(first.repeated, first.rows) and missing <= _most(first.dropped, first.rows)
 
 
-def _in_words(readings: Mapping[int, Reading], unread: int, repeated: int, by: Sequence[int]) -> str:
-    """What was read by no rank, and what more than once, by which ranks, as far as the samples are looked at."""
-    rows = next(iter(readings.values())).rows
-    extra, missing, looked = repeated.bit_count(), unread.bit_count(), min(rows, LOOKED_AT)
-    if not extra and not missing:  # only the sum, or the number, tells
+def judge_once(span: str, readings: Mapping[int, Reading], marks: Mapping[int, Marks]) -> Verdict:
+    """Returns the `NotReadOnce` about ranks that have not read each sample once in a train epoch.
+
+    Args:
+        span: Name of the epoch.
+        readings: What each data rank has read.
+        marks: Which samples, as far as the ranks have told.
+
+    Example:
+        >>> one = Reading(rows=4, samples=2, difference=5, repeated=0, dropped=0)
+        >>> marks = {0: Marks(0b0011, 0), 1: Marks(0b1001, 0)}
+        >>> print(judge_once("train epoch 1", {0: one, 1: one._replace(dp_rank=1)}, marks).sentence)
+        in train epoch 1, 1 of 4 samples was read by no rank (row 2), and 1 more than once (row 0, by ranks 0, 1).
+    """
+    first = next(iter(readings.values()))
+    looked = min(first.rows, COUNTED) if len(marks) == len(readings) else 0
+    unread, repeated = _unread(marks, looked), _repeated(marks) if looked else 0
+    by = sorted(rank for rank, each in marks.items() if (each.seen & repeated) | each.twice) if looked else []
+    if unread or repeated:
+        said = _in_words(first, looked, unread, repeated, by)
+    else:  # only the sum, or the number, tells
         samples = sum(each.samples for each in readings.values())
-        return f"{samples} samples were read of a dataset of {rows}, and not each of them once"
+        said = f"{samples} samples were read of a dataset of {first.rows}, and not each of them once"
+    return NOT_READ_ONCE.found(f"in {span}, {said}.", tuple(by or readings), standing="differ")
+
+
+def _in_words(first: Reading, looked: int, unread: int, repeated: int, by: Sequence[int]) -> str:
+    """What was read by no rank, and what more than once, by which ranks, of the samples that are looked at."""
+    rows, extra, missing = first.rows, repeated.bit_count(), unread.bit_count()
     whole = count_of(rows, "sample") if looked == rows else f"{looked} samples that were looked at (of {rows})"
+
+    def planned(samples: int) -> str:
+        return f"; {samples} {'' if looked == rows else 'of all '}as planned" if samples else ""
+
     parts: list[str] = []
     if missing:
         verb = "was" if missing == 1 else "were"
-        parts.append(f"{missing} of {whole} {verb} read by no rank ({_rows(unread, rows)})")
+        parts.append(f"{missing} of {whole} {verb} read by no rank ({_rows(unread, rows)}{planned(first.dropped)})")
     if extra:
         subject = str(extra) if missing else f"{extra} of {whole} {'was' if extra == 1 else 'were'} read"
-        parts.append(f"{subject} more than once ({_rows(repeated, rows)}, by {names_of(by)})")
+        parts.append(f"{subject} more than once ({_rows(repeated, rows)}, by {names_of(by)}{planned(first.repeated)})")
     return ", and ".join(parts)
 
 
@@ -362,17 +463,16 @@ def judge_skipped(span: str, batches: int) -> Verdict:
     return NOT_READ_ONCE.found(sentence, subject=SKIPPED)
 
 
-def _unread(readings: Mapping[int, Reading]) -> int:
-    """The samples that are looked at and that no rank has read."""
-    looked = min(next(iter(readings.values())).rows, LOOKED_AT)
-    seen = functools.reduce(operator.or_, (each.seen for each in readings.values()))
+def _unread(marks: Mapping[int, Marks], looked: int) -> int:
+    """The samples that no rank has read, of so many that are looked at."""
+    seen = functools.reduce(operator.or_, (each.seen for each in marks.values()), 0)
     return ~seen & ((1 << looked) - 1)
 
 
-def _repeated(readings: Mapping[int, Reading]) -> int:
-    """The samples that are looked at and that were read more than once, by one rank or by several."""
+def _repeated(marks: Mapping[int, Marks]) -> int:
+    """The samples that were read more than once, by one rank or by several, of those that are looked at."""
     seen = repeated = 0
-    for each in readings.values():
+    for each in marks.values():
         repeated |= each.twice | (seen & each.seen)
         seen |= each.seen
     return repeated
@@ -389,12 +489,6 @@ def _most(planned: int, rows: int) -> float:
 def _rows(bits: int, rows: int) -> str:
     """Some samples, by their rows, in words."""
     step = step_between(rows)
-    found = sorted(place * step % rows for place in range(LOOKED_AT) if bits >> place & 1)
+    found = sorted(place * step % rows for place, bit in enumerate(reversed(f"{bits:b}")) if bit == "1")
     named = ", ".join(map(str, found[:_NAMED])) + (", …" if len(found) > _NAMED else "")
     return f"{'row' if len(found) == 1 else 'rows'} {named}"
-
-
-def _parse_bits(value: object) -> int:
-    if not isinstance(value, str) or len(value) > LOOKED_AT // 4:
-        raise ValueError(f"expected the bits of {LOOKED_AT} samples, got {value!r:.40}")
-    return int.from_bytes(base64.b64decode(value, validate=True)[: LOOKED_AT // 8], "little")

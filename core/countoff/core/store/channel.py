@@ -22,11 +22,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]  # no stubs
 
-from countoff.core.protocol.records import RECORD_BYTES, Records, record_text
+from countoff.core.protocol.records import RECORD_BYTES, Records, parse_count, record_text
 from countoff.core.store.keepalive import keep_alive
 from countoff.core.store.shared_sockets import copy_of
 
@@ -35,6 +35,8 @@ _CALL = timedelta(seconds=30)
 _CONNECT_SECONDS = 30.0
 TRY_SECONDS = 6.0
 """One try to connect; longer than a lost look-up of a name (5 s)."""
+_PIECE, _MOST_PIECES = 500, 1 << 11
+"""Characters of a piece of a long record, which its own text may double, and how many pieces it has at most."""
 _connecting: dict[int, threading.Lock] = {}
 """By port: held while this process connects to it."""
 os.register_at_fork(after_in_child=_connecting.clear)  # a thread that is not there may hold one
@@ -159,6 +161,16 @@ class Channel:
         """Writes the record of one rank under a name that all ranks share, over an earlier one too."""
         self.set(f"{name}/{rank}", record)
 
+    def report_long(self, name: str, rank: int, record: Mapping[str, Any]) -> None:
+        """Writes the same where the record may be too long for one value: in pieces, which `reports` reads once."""
+        text = record_text(record)
+        if len(text) > RECORD_BYTES:
+            pieces = [text[first : first + _PIECE] for first in range(0, len(text), _PIECE)]
+            for number, piece in enumerate(pieces):
+                self.set(f"{name}/{rank}/{number}", {"piece": piece})
+            record = {"pieces": len(pieces)}
+        self.report(name, rank, record)  # last: all pieces are there by then
+
     def take_back(self, name: str, rank: int) -> None:
         """Removes what this rank has reported under a name."""
         self.delete(f"{name}/{rank}")
@@ -170,7 +182,23 @@ class Channel:
     def reports(self, name: str, ranks: Sequence[int]) -> Records:
         """What these ranks have reported under a name, by rank; those that have not are left out."""
         there = ranks if self.has_reports(name, ranks) else [rank for rank in ranks if self.has(f"{name}/{rank}")]
-        return dict(zip(there, self.get_many([f"{name}/{rank}" for rank in there]), strict=True))
+        records = self.get_many([f"{name}/{rank}" for rank in there])
+        return {rank: self._as_a_whole(f"{name}/{rank}", each) for rank, each in zip(there, records, strict=True)}
+
+    def _as_a_whole(self, key: str, record: dict[str, Any]) -> dict[str, Any]:
+        """A record that a rank has reported, put together and deleted where it is one of pieces."""
+        if "pieces" not in record:
+            return record
+        keys = [f"{key}/{number}" for number in range(parse_count(record["pieces"], _MOST_PIECES + 1))]
+        if not self.has(*keys):
+            raise ChannelError(f"expected {len(keys)} pieces of {key}")
+        text = "".join(str(each.get("piece")) for each in self.get_many(keys))
+        for each in keys:
+            self.delete(each)
+        whole = json.loads(text)
+        if not isinstance(whole, dict):
+            raise ChannelError(f"expected a JSON object, got {text[:80]!r}")
+        return cast("dict[str, Any]", whole)
 
     def forget(self, name: str, ranks: Sequence[int]) -> None:
         """Removes what these ranks have reported under a name; for the one that has gathered it."""

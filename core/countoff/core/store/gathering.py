@@ -103,3 +103,23 @@ class Awaiting:
         if record is not None:
             self._done(record)
         return record is not None
+
+
+class Deleted:
+    """Looks whether a key of this rank is gone: another rank has read it.
+
+    Args:
+        key: The key.
+        done: Called once it is.
+    """
+
+    def __init__(self, key: str, done: Callable[[], None]) -> None:
+        self._key = key
+        self._done = done
+
+    def poll(self, channel: Channel) -> bool:
+        """Looks once; True when it has called `done`."""
+        gone = not channel.has(self._key)
+        if gone:
+            self._done()
+        return gone

@@ -154,7 +154,7 @@ class _Answering:
     def poll(self, channel: Channel) -> bool:
         """Looks once; True when it has answered, or when nobody waits any more."""
         if (record := self._answer()) is not None:
-            channel.report(_name_of(self._kind), self._rank, record)
+            channel.report_long(_name_of(self._kind), self._rank, record)
         return record is not None or time.monotonic() > self._deadline
 
 

@@ -21,7 +21,7 @@ from countoff.core.liveness.heartbeats import begin_fit
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.records import RECORD_BYTES, Records, record_text
 from countoff.core.state import State
-from countoff.core.store.gathering import Awaiting, Gathering
+from countoff.core.store.gathering import Awaiting, Deleted, Gathering
 from countoff.core.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -161,17 +161,34 @@ class RollCall:
 
         It waits for at most 5 s, and not for a store that takes over a second to answer.
         """
+        worth_waiting = self._worth_waiting()
+        while self._open and worth_waiting():
+            self._settled.wait(0.02)
+            self._settled.clear()
+        if self._state.leads:  # a warning that another rank wrote before its report may not have come by the listener
+            self._speaker.catch_up_now(worth_waiting)
+
+    def settle_report(self, name: str) -> None:
+        """Waits until a report is judged; see `countoff.core.checks.check.Others`."""
+        speaker, worth_waiting, judged = self._speaker, self._worth_waiting(), threading.Event()
+        if self._state.leads:
+            while name in self._open and worth_waiting():
+                self._settled.wait(0.02)
+                self._settled.clear()
+            return
+        speaker.hand(lambda _: speaker.poll(Deleted(f"{name}/{self._state.rank}", judged.set)))  # behind the report
+        while not judged.wait(0.02) and worth_waiting() and self._state.left is None:
+            pass
+
+    def _worth_waiting(self) -> Callable[[], bool]:
+        """Returns what tells whether to go on waiting, from here on for 5 s at most."""
         state, link, deadline = self._state, self._speaker.link, time.monotonic() + SETTLE_SECONDS
 
         def worth_waiting() -> bool:
             slow = link.busy_since != 0.0 and time.monotonic() - link.busy_since > SLOW_SECONDS
             return link.connected and state.end is None and not slow and time.monotonic() < deadline
 
-        while self._open and worth_waiting():
-            self._settled.wait(0.02)
-            self._settled.clear()
-        if state.leads:  # a warning that another rank wrote before its report may not have come by the listener yet
-            self._speaker.catch_up_now(worth_waiting)
+        return worth_waiting
 
     def _report(
         self,
@@ -204,11 +221,12 @@ class RollCall:
 
         def gathered(records: Records, missing: list[int]) -> None:
             done(records, missing)
+            speaker.hand(lambda channel: channel.forget(name, list(records)))  # behind what follows: `settle_report`
             self._open.pop(name, None)
             self._settled.set()
 
         deadline, earlier = time.monotonic() + state.settings.deadline_seconds, [*map(self._open.get, after)]
-        gathering = Gathering(name, state.present, deadline, gathered, after=[*filter(None, earlier)])
+        gathering = Gathering(name, state.present, deadline, gathered, keep=True, after=[*filter(None, earlier)])
         if owed:
             self._open[name] = gathering
         speaker.poll(gathering)

@@ -24,7 +24,7 @@ from countoff.core.checks.check import FitStart
 from countoff.core.checks.even import EvenCheck, judge_lengths, repeated, truncated
 from countoff.core.checks.framework import judge_steps
 from countoff.core.checks.horizon import Horizon, RunLength, run_out, wrong_horizon
-from countoff.core.checks.learning_rates import SchedulePlan, base_mismatch, judge_schedules, rate_mismatch
+from countoff.core.checks.learning_rates import base_mismatch, judge_schedules, rate_mismatch
 from countoff.core.checks.lost import (
     DIED,
     LEFT,
@@ -37,7 +37,7 @@ from countoff.core.checks.lost import (
     victim,
 )
 from countoff.core.checks.micro_batches import compare_micro_batches
-from countoff.core.checks.model import SharedModel, judge_models
+from countoff.core.checks.model import judge_models
 from countoff.core.checks.plan import PlanCheck, judge_plans, judge_settings
 from countoff.core.checks.rank_map import judge_dp_ranks
 from countoff.core.checks.stalled import ENDED, judge_before_fit, judge_stall
@@ -50,6 +50,7 @@ from countoff.core.ending.shutdown import print_to_stderr, print_warning
 from countoff.core.ending.table import publish_table, with_table
 from countoff.core.levels import effect
 from countoff.core.protocol.counters import SpanCounters, UnusedBatches
+from countoff.core.protocol.fit_records import SchedulePlan, SharedModel
 from countoff.core.protocol.records import FitPlan, Mark, MicroCounts, verdict_entry
 from countoff.core.protocol.rows import row
 from countoff.core.protocol.rule import Divergence

@@ -24,7 +24,6 @@ from countoff.core.alerts.termination_log import TerminationLog
 from countoff.core.checks import Checks
 from countoff.core.checks.check import Check, FitStart, Listener
 from countoff.core.checks.data import DataIdentity
-from countoff.core.checks.learning_rates import SchedulePlan
 from countoff.core.checks.once import Once
 from countoff.core.checks.resume import Resumes, ScheduleState
 from countoff.core.ending import shutdown, sigterm, verdict_file
@@ -35,6 +34,7 @@ from countoff.core.protocol.actions import PrintWarning
 from countoff.core.protocol.counters import SpanCounters, TickPlace, UnusedBatches
 from countoff.core.protocol.credits import Credits
 from countoff.core.protocol.evidence import Evidence
+from countoff.core.protocol.fit_records import SchedulePlan
 from countoff.core.protocol.records import FitPlan, MarkKind, Reason, mark_entry, verdict_entry
 from countoff.core.settings import Settings
 from countoff.core.state import NEVER, State
@@ -48,9 +48,8 @@ from countoff.core.waiting import until
 from countoff.core.words import clip
 
 if TYPE_CHECKING:
-    from countoff.core.checks.model import SharedModel
-    from countoff.core.checks.splits import SplitSample
     from countoff.core.checks.weights import PendingHashes
+    from countoff.core.protocol.fit_records import SharedModel, SplitSample
     from countoff.core.store.channel import Channel
     from countoff.core.threads.member import Member
     from countoff.core.threads.speaker import Speaker

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-__all__ = ["VARIABLES", "Variable", "libraries", "meaning", "processors", "text_of"]
+__all__ = ["VARIABLES", "Variable", "libraries", "meaning", "own_version", "processors", "text_of"]
 
 
 class Variable(NamedTuple):
@@ -114,6 +114,16 @@ _PLUGIN = re.compile(r"/(libnccl-(net|tuner)[^/\n]*?)(?: \(deleted\))?$", re.MUL
 _DRIVER = ("/sys/module/nvidia/version", "/proc/driver/nvidia/version")
 _VERSION = re.compile(r"\b\d+\.\d+(\.\d+)*\b")
 _MOST_MAPS = 1 << 24
+
+
+def own_version() -> str:
+    """Returns the version of the installed countoff; "unknown" where it is run from its sources."""
+    from importlib.metadata import PackageNotFoundError, version  # takes longer to import than most of the core
+
+    try:
+        return version("countoff")
+    except PackageNotFoundError:
+        return "unknown"
 
 
 def libraries() -> dict[str, str]:

@@ -18,12 +18,10 @@ from countoff._adapter.whole_epochs import may_begin_inside, whole_epoch
 from countoff._adapter.words import Words
 from countoff.core import FitPlan, Guard, LoaderFacts, Settings, Verdict
 from countoff.core.checks.horizon import RunLength
-from countoff.core.checks.learning_rates import SchedulePlan
-from countoff.core.checks.model import SharedModel
 from countoff.core.checks.short import EpochEnd, ShortEpochs, judge_run
-from countoff.core.checks.splits import SplitSample
 from countoff.core.data.plain import ABSENT, attribute_of
 from countoff.core.part import Part
+from countoff.core.protocol.fit_records import SchedulePlan, SharedModel, SplitSample
 from countoff.core.totals import Totals
 
 __all__ = ["Fit", "OwnRank", "plan_of"]

@@ -15,8 +15,8 @@ from countoff._adapter.declared_schedules import UnknownTicks, declared_ending, 
 from countoff._adapter.weakly import weakly
 from countoff.core import BatchPlan, Verdict
 from countoff.core.checks.horizon import Horizon, RunLength, Stepping, run_out, wrong_horizon
-from countoff.core.checks.learning_rates import SchedulePlan
 from countoff.core.counts.schedules import Ending
+from countoff.core.protocol.fit_records import SchedulePlan
 
 __all__ = ["Schedule", "ScheduleWatch", "run_length"]
 

@@ -15,9 +15,9 @@ import torch
 from torch.utils.data import DataLoader, Subset
 
 from countoff._adapter.held_datasets import dealt, is_of_hub, rows_of
-from countoff.core.checks.splits import SAMPLED, SplitSample
 from countoff.core.data.plain import attribute_of, in_class, items_of, module_of
 from countoff.core.data.unobserved import unobserved
+from countoff.core.protocol.fit_records import SAMPLED, SplitSample
 
 __all__ = ["split_sample"]
 

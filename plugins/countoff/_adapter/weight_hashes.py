@@ -18,11 +18,11 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from countoff.core.checks.model import SharedModel
 from countoff.core.checks.weights import Replicas
 from countoff.core.data.device_copy import DeviceCopy, is_capturing, is_on_gpu
 from countoff.core.data.plain import attributes_of, bases_of
 from countoff.core.data.unobserved import unobserved
+from countoff.core.protocol.fit_records import SharedModel
 
 __all__ = ["PendingReplicas", "Wrappers", "hash_bits", "shared_models"]
 

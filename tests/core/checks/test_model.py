@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from countoff.core.checks.check import FitStart
-from countoff.core.checks.model import ModelCheck, SharedModel
+from countoff.core.checks.model import ModelCheck
 from countoff.core.levels import effect
+from countoff.core.protocol.fit_records import SharedModel
 from countoff.core.protocol.records import FitPlan, record_text
 from countoff.core.verdict import Verdict
 

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from countoff.core.checks.learning_rates import SchedulePlan, judge_schedules
+from countoff.core.checks.learning_rates import judge_schedules
 from countoff.core.counts.schedules import Ending, decay, milestones, warmup
+from countoff.core.protocol.fit_records import SchedulePlan
 
 
 def plan(

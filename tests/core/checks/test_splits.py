@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from countoff.core.checks.check import FitStart
-from countoff.core.checks.splits import SAMPLED, SplitCheck, SplitSample, judge_splits
+from countoff.core.checks.splits import SplitCheck, judge_splits
+from countoff.core.protocol.fit_records import SAMPLED, SplitSample
 from countoff.core.protocol.records import RECORD_BYTES, FitPlan, record_text
 from countoff.core.verdict import Verdict
 

@@ -10,7 +10,8 @@ from torch.utils.data import DataLoader, Dataset, Subset, random_split
 from torch.utils.data.distributed import DistributedSampler
 
 from countoff._adapter.split_sample import split_sample
-from countoff.core.checks.splits import SplitSample, judge_splits
+from countoff.core.checks.splits import judge_splits
+from countoff.core.protocol.fit_records import SplitSample
 
 
 class Untouchable(Dataset[Any]):

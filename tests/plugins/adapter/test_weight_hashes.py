@@ -13,7 +13,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 
 from countoff._adapter import weight_hashes as weights
 from countoff._adapter.weight_hashes import PendingReplicas, Wrappers, hash_bits, held_in_common
-from countoff.core.checks.model import SharedModel
+from countoff.core.protocol.fit_records import SharedModel
 
 TYPES = [
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.int8, torch.uint8,

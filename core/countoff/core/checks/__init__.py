@@ -8,7 +8,7 @@ and add its kinds and its check to the two lists here.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from countoff.core.checks import (
     data,
@@ -33,11 +33,9 @@ from countoff.core.checks import (
     versions,
     weights,
 )
+from countoff.core.checks.check import OwnRank
 from countoff.core.protocol.rule import Divergence
 from countoff.core.verdict import KINDS, Verdict
-
-if TYPE_CHECKING:
-    from countoff.core.state import State
 
 __all__ = ["KINDS", "Checks", "judge", "shows_other_counts"]
 
@@ -95,7 +93,7 @@ class Checks(NamedTuple):
     @classmethod
     def of(
         cls,
-        state: State,
+        state: OwnRank,
         *,
         learning_rates_in_force: Callable[[], Sequence[float]] | None,
         schedule: Callable[[], resume.ScheduleState],

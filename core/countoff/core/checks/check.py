@@ -9,18 +9,65 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from countoff.core.protocol.counters import SpanCounters, TickPlace
+from countoff.core.protocol.evidence import Evidence
+from countoff.core.protocol.fit_records import SchedulePlan, SharedModel, SplitSample
+from countoff.core.protocol.micro_batches import MicroBatchLog
+from countoff.core.protocol.rates import RateLog
 from countoff.core.protocol.records import FitPlan, Reason, Records
-from countoff.core.verdict import Verdict
+from countoff.core.verdict import Level, Verdict
 
-if TYPE_CHECKING:
-    from countoff.core.checks.learning_rates import SchedulePlan
-    from countoff.core.checks.model import SharedModel
-    from countoff.core.checks.splits import SplitSample
+__all__ = ["Check", "Choices", "FitStart", "Listener", "Others", "OwnRank", "TickPart"]
 
-__all__ = ["Check", "FitStart", "Listener", "Others", "TickPart"]
+
+class Choices(Protocol):
+    """What the user has chosen, as far as checks depend on it: a part of `countoff.core.settings.Settings`."""
+
+    @property
+    def levels(self) -> Mapping[str, Level]: ...  # noqa: D102
+    @property
+    def compare_data(self) -> bool: ...  # noqa: D102
+    @property
+    def weights_every(self) -> int: ...  # noqa: D102
+    @property
+    def uneven_train(self) -> Literal["raise", "stop", "repeat"]: ...  # noqa: D102
+    @property
+    def uneven_eval(self) -> Literal["warn", "raise", "allow", "off", "stop"]: ...  # noqa: D102
+    @property
+    def keeps_even(self) -> bool: ...  # noqa: D102
+    @property
+    def lost_seconds(self) -> float: ...  # noqa: D102
+
+
+class OwnRank(Protocol):
+    """What a check sees of its own rank: a part of `countoff.core.state.State`."""
+
+    @property
+    def rank(self) -> int: ...  # noqa: D102
+    @property
+    def world_size(self) -> int: ...  # noqa: D102
+    @property
+    def ranks(self) -> Sequence[int]: ...  # noqa: D102
+    @property
+    def leads(self) -> bool: ...  # noqa: D102
+    @property
+    def settings(self) -> Choices: ...  # noqa: D102
+    @property
+    def steps(self) -> int: ...  # noqa: D102
+    @property
+    def step_hash(self) -> int: ...  # noqa: D102
+    @property
+    def last_step(self) -> tuple[int, int]: ...  # noqa: D102
+    @property
+    def evidence(self) -> Evidence: ...  # noqa: D102
+    @property
+    def micro_batches(self) -> MicroBatchLog: ...  # noqa: D102
+    @property
+    def rates(self) -> RateLog: ...  # noqa: D102
+    def train_span(self) -> SpanCounters | None: ...  # noqa: D102
+    def find(self, verdict: Verdict) -> object: ...  # noqa: D102
 
 
 @dataclass(frozen=True)

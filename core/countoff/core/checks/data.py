@@ -17,19 +17,16 @@ there is the dataset's own repetition.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from countoff.core import constants
-from countoff.core.checks.check import Check, FitStart, Others
+from countoff.core.checks.check import Check, FitStart, Others, OwnRank
 from countoff.core.checks.streams import FirstElements, StreamFacts, judge_streams, parse_stream
 from countoff.core.data.fingerprint import Begun, Fingerprint, PendingFingerprint, begin_fingerprint, distinct_bytes
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.records import Reason, Records
 from countoff.core.verdict import Cause, Verdict, VerdictKind
 from countoff.core.words import names_of, ranks_by
-
-if TYPE_CHECKING:
-    from countoff.core.state import State
 
 __all__ = [
     "UNKNOWN",
@@ -134,7 +131,7 @@ class DataIdentity(Check):
         found: Whether ranks are known to read the same, or other streams than they should. Known on the first rank.
     """
 
-    def __init__(self, state: State, datasets_differ: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, state: OwnRank, datasets_differ: Callable[[], bool] = lambda: False) -> None:
         self.fingerprints_due = self._due = 0
         self.is_whole = self.found = self.repeats_order = False
         self.elements: FirstElements | None = None

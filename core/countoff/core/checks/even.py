@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from countoff.core.checks.check import Check, FitStart, Others
+from countoff.core.checks.check import Check, FitStart, Others, OwnRank
 from countoff.core.checks.plan import each_on, own_lengths
 from countoff.core.protocol.counters import SpanCounters, UnusedBatches
 from countoff.core.protocol.records import Reason, Records, parse_count
 from countoff.core.verdict import Cause, Verdict, VerdictKind
 from countoff.core.words import count_of, names_of, ranks_by
-
-if TYPE_CHECKING:
-    from countoff.core.state import State
 
 __all__ = ["REPEATED", "TRUNCATED", "EvenCheck", "judge_lengths", "repeated", "truncated"]
 
@@ -65,7 +62,7 @@ class EvenCheck(Check):
         lengths_now: The same of what `len` of each rank's train loader gives, where that may change later.
     """
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: OwnRank) -> None:
         self.lengths: tuple[int, ...] = ()
         self.lengths_now: tuple[int, ...] = ()
         self._settings = state.settings

@@ -12,27 +12,22 @@ import hashlib
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from countoff.core.checks.check import Check, FitStart, Others, TickPart
+from countoff.core.checks.check import Check, FitStart, Others, OwnRank, TickPart
 from countoff.core.checks.plan import each_on
-from countoff.core.counts.schedules import Ending
 from countoff.core.protocol.counters import SpanCounters, TickPlace
+from countoff.core.protocol.fit_records import SchedulePlan
 from countoff.core.protocol.rates import compared_rates, parse_rates, point_of, rates_differ
-from countoff.core.protocol.records import Mark, MarkKind, Reason, Records, parse_count, record_text
+from countoff.core.protocol.records import Mark, MarkKind, Reason, Records, record_text
 from countoff.core.protocol.rule import Divergence
 from countoff.core.verdict import Cause, Verdict, VerdictKind
-from countoff.core.words import clip, count_of, names_of, number_of, ranks_by
-
-if TYPE_CHECKING:
-    from countoff.core.state import State
+from countoff.core.words import count_of, names_of, number_of, ranks_by
 
 __all__ = [
     "LEARNING_RATE_MISMATCH",
     "LearningRateCheck",
-    "SchedulePlan",
     "base_mismatch",
     "judge_rates",
     "judge_schedules",
@@ -47,7 +42,6 @@ COMPARED_STEPS = 2
 
 Schedules of different lengths differ after the first call of `step()` at the latest, unless they begin alike.
 """
-_COUNTS = ("made_for", "warmup", "falls_after", "begins", "reaches")
 _WHY = "Each rank computes its learning rate by itself, and their schedules differ."
 _OWN_RATE = "Each rank sets its learning rate by itself."
 _BASE_WHY = f"{_OWN_RATE} The rates from which the schedules begin differ, and not their lengths."
@@ -95,7 +89,7 @@ class LearningRateCheck(Check):
 
     def __init__(
         self,
-        state: State,
+        state: OwnRank,
         rates: Callable[[], Sequence[float]] | None,
         base_rates: Callable[[], Sequence[float]] = tuple,
     ) -> None:
@@ -201,63 +195,6 @@ class LearningRateCheck(Check):
             return ()
         train = opens if kind == "train_start" else self._state.train_span()
         return self.rates() if train is not None and train.compared else ()
-
-
-@dataclass(frozen=True)
-class SchedulePlan:
-    """One schedule of one rank, and how far the run goes through it.
-
-    Attributes:
-        name: The scheduler's class.
-        made_for: Calls of its `step` for which it was made, at least 1.
-        warmup: Those of its warm-up.
-        peak: Its highest learning rate.
-        falls_after: The last tick that has this rate for sure.
-        begins: The tick at which the run begins, or goes on.
-        reaches: The last tick with whose learning rate the run is sure to train.
-    """
-
-    name: str
-    made_for: int
-    warmup: int
-    peak: float
-    falls_after: int
-    begins: int
-    reaches: int
-
-    @classmethod
-    def of(cls, name: str, ending: Ending, *, begin: int, ticks: int) -> SchedulePlan:
-        """Returns the plan of a schedule.
-
-        Args:
-            name: The scheduler's class.
-            ending: Where it ends.
-            begin: Ticks until now.
-            ticks: Ticks from now on with whose learning rates the run is sure to train, at least 1.
-        """
-        return cls(
-            name=clip(name, 40),
-            made_for=ending.tick,
-            warmup=ending.warmup_ticks,
-            peak=ending.peak,
-            falls_after=ending.falls_after,
-            begins=begin,
-            reaches=begin + ticks - 1,
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """The plan as JSON types."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> SchedulePlan:
-        """Reads what another rank has reported.
-
-        Raises:
-            KeyError, TypeError, ValueError: If the record is no such plan.
-        """
-        counts = {name: parse_count(record[name]) for name in _COUNTS}
-        return cls(name=clip(str(record["name"]), 40), peak=float(record["peak"]), **counts)
 
 
 def judge_schedules(records: Mapping[int, Sequence[Mapping[str, Any]]]) -> Verdict | None:

@@ -10,15 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from countoff.core.checks.check import Choices
 from countoff.core.protocol.records import Absence, Mark
 from countoff.core.protocol.rule import Divergence
 from countoff.core.verdict import Cause, Verdict, VerdictKind
 from countoff.core.words import count_of, names_of
-
-if TYPE_CHECKING:
-    from countoff.core.settings import Settings
 
 __all__ = [
     "AHEAD",
@@ -152,7 +149,7 @@ class Need:
     counts_off: bool = False
 
 
-def is_lost(absence: Absence, need: Need, settings: Settings) -> bool:
+def is_lost(absence: Absence, need: Need, settings: Choices) -> bool:
     """Whether a rank that is away is lost, because this rank needs it.
 
     Args:
@@ -172,7 +169,7 @@ def is_lost(absence: Absence, need: Need, settings: Settings) -> bool:
     return max(need.waited, need.known if apart else 0.0) >= patience(absence, settings)
 
 
-def patience(absence: Absence, settings: Settings) -> float:
+def patience(absence: Absence, settings: Choices) -> float:
     """The seconds for which this rank must have waited for a rank that is away before that one is lost.
 
     A stopped rank may go on at any time. A rank may catch its exception and come back to a collective, some seconds

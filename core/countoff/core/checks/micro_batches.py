@@ -7,18 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from countoff.core.checks.check import Check, TickPart
+from countoff.core.checks.check import Check, OwnRank, TickPart
 from countoff.core.checks.steps import FORWARD_PASSES, MICRO_BATCHES, STEP_MISMATCH
 from countoff.core.protocol.counters import SpanCounters, TickPlace
 from countoff.core.protocol.records import MicroCounts
 from countoff.core.protocol.rule import Divergence
 from countoff.core.verdict import Verdict
 from countoff.core.words import count_of
-
-if TYPE_CHECKING:
-    from countoff.core.state import State
 
 __all__ = ["MicroBatchCheck", "batches_of", "compare_micro_batches", "judge_micro_batches"]
 
@@ -30,7 +27,7 @@ class MicroBatchCheck(Check):
         state: This rank's state.
     """
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: OwnRank) -> None:
         self._state = state
 
     def tick(self, span: SpanCounters) -> Callable[[TickPlace], TickPart]:  # noqa: D102

@@ -7,74 +7,20 @@ parameters, and a rank may rightly wrap its modules in another way.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from countoff.core.checks.check import Check, FitStart
 from countoff.core.checks.plan import GRADIENTS, MODEL, each_on, mismatch_of, outvoted
-from countoff.core.protocol.records import Records, parse_count
+from countoff.core.protocol.fit_records import SharedModel
+from countoff.core.protocol.records import Records
 from countoff.core.verdict import Verdict
 from countoff.core.words import count_of, names_of, ranks_by
 
-__all__ = ["ModelCheck", "SharedModel", "judge_models"]
+__all__ = ["ModelCheck", "judge_models"]
 
 _MOST_GROUPS = 2
-_DIGITS = 16
-
-
-class SharedModel(NamedTuple):
-    """Parameters that several ranks must hold alike, as one of them holds them.
-
-    Attributes:
-        of: A digest of these ranks, and of the number of models. Only ranks with the same one are compared.
-        parameters: How many parameters there are.
-        numbers: How many numbers these have.
-        forms: A digest of their shapes and types.
-        trained: How many of them need a gradient.
-        needs: A digest of which of them do.
-    """
-
-    of: str
-    parameters: int
-    numbers: int
-    forms: str
-    trained: int
-    needs: str
-
-    @classmethod
-    def of_ranks(
-        cls, ranks: Sequence[int], parameters: Sequence[tuple[int, str, bool]], models: int = 1
-    ) -> SharedModel:
-        """Returns what is told of parameters.
-
-        Args:
-            ranks: The ranks that must hold them alike, ascending.
-            parameters: How many numbers each has, its shape and type as text, and whether it needs a gradient; in an
-                order that does not depend on the rank.
-            models: Models that they are of. Ranks that hold more of them than others are not compared with those.
-        """
-        numbers, forms, needs = zip(*parameters, strict=True) if parameters else ((), (), ())
-        return cls(
-            _digest((tuple(ranks), models)),
-            len(parameters),
-            sum(numbers),
-            _digest(forms),
-            sum(needs),
-            _digest(needs),
-        )
-
-    @classmethod
-    def from_json(cls, record: Sequence[Any]) -> SharedModel:
-        """Reads what another rank has told; that may be anything.
-
-        Raises:
-            TypeError, ValueError: If it is something else.
-        """
-        of, parameters, numbers, forms, trained, needs = record
-        texts = [str(each)[:_DIGITS] for each in (of, forms, needs)]
-        return cls(texts[0], parse_count(parameters), parse_count(numbers), texts[1], parse_count(trained), texts[2])
 
 
 class ModelCheck(Check):
@@ -131,7 +77,3 @@ on ranks 0, 1.'
 def _warning(subject: str, sentence: str, groups: Sequence[Sequence[int]]) -> Verdict:
     ranks, standing = outvoted(groups)
     return replace(mismatch_of(subject, sentence, ranks, standing), harmful=False)
-
-
-def _digest(value: object) -> str:
-    return hashlib.blake2b(repr(value).encode(errors="replace"), digest_size=_DIGITS // 2).hexdigest()

@@ -21,17 +21,14 @@ import operator
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from countoff.core.checks.check import Check, FitStart, Others
+from countoff.core.checks.check import Check, FitStart, Others, OwnRank
 from countoff.core.checks.data import in_one_epoch, same_order
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.records import Reason, Records, parse_count, parse_rank
 from countoff.core.verdict import Cause, Verdict, VerdictKind
 from countoff.core.words import count_of, names_of
-
-if TYPE_CHECKING:
-    from countoff.core.state import State
 
 __all__ = [
     "COUNTED",
@@ -262,7 +259,7 @@ class Once(Check):
 
     def __init__(
         self,
-        state: State,
+        state: OwnRank,
         explained: Callable[[], bool] = lambda: False,
         repeats_order: Callable[[], bool] = lambda: False,
     ) -> None:

@@ -22,10 +22,10 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from countoff.core import formats
-from countoff.core.checks.check import Check, FitStart, Others
+from countoff.core.checks.check import Check, FitStart, Others, OwnRank
 from countoff.core.checks.data import DataIdentity
 from countoff.core.checks.once import Once, Place, judge_skipped
 from countoff.core.data.fingerprint import Fingerprint, PendingFingerprint, begin_fingerprint
@@ -33,9 +33,6 @@ from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.records import FitPlan, Reason, parse_count
 from countoff.core.verdict import Cause, Verdict, VerdictKind
 from countoff.core.words import clip, count_of, number_of
-
-if TYPE_CHECKING:
-    from countoff.core.state import State
 
 __all__ = [
     "UNREADABLE",
@@ -284,7 +281,7 @@ class Resumes(Check):
         schedule: Returns the learning rates in force and where their schedules stand.
     """
 
-    def __init__(self, state: State, data: DataIdentity, once: Once, schedule: Callable[[], ScheduleState]) -> None:
+    def __init__(self, state: OwnRank, data: DataIdentity, once: Once, schedule: Callable[[], ScheduleState]) -> None:
         self.watches_steps = False
         self._state = state
         self._data = data

@@ -8,18 +8,16 @@ there is none proves nothing.
 
 from __future__ import annotations
 
-import base64
 import functools
 import operator
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
 
 from countoff.core.checks.check import Check, FitStart, Others
-from countoff.core.protocol.records import Records, parse_count
+from countoff.core.protocol.fit_records import SAMPLED, SplitSample
+from countoff.core.protocol.records import Records
 from countoff.core.verdict import Cause, Verdict, VerdictKind
-from countoff.core.words import clip
 
-__all__ = ["SAMPLED", "SPLIT_LEAK", "SplitCheck", "SplitSample", "judge_splits"]
+__all__ = ["SPLIT_LEAK", "SplitCheck", "judge_splits"]
 
 SPLIT_LEAK = VerdictKind(
     "SplitLeak",
@@ -36,46 +34,7 @@ SPLIT_LEAK = VerdictKind(
         )
     },
 )
-SAMPLED = 2048
-"""Rows of the dataset that are compared, at most: two bits for each in a record of 1 KiB."""
-_DIGEST = 16
 _NAMED = 3
-
-
-class SplitSample(NamedTuple):
-    """How one rank has split a dataset, as far as the sampled rows tell it.
-
-    Attributes:
-        of: A digest of what is known of that dataset.
-        step: Every so many-th row is sampled.
-        train: The sampled rows on which this rank trains: bit `n` stands for row `n * step`.
-        evaluated: Those with which it evaluates, likewise.
-    """
-
-    of: str
-    step: int
-    train: int
-    evaluated: int
-
-    @classmethod
-    def of_places(cls, of: str, step: int, train: Iterable[int], evaluated: Iterable[int]) -> SplitSample:
-        """Returns the sample with these bits, each below `SAMPLED`."""
-        return cls(of, step, sum(1 << place for place in set(train)), sum(1 << place for place in set(evaluated)))
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> SplitSample:
-        """Reads what another rank has told; that may be anything.
-
-        Raises:
-            KeyError, TypeError, ValueError: If it is something else.
-        """
-        of = clip(str(record["of"]), _DIGEST + 2)
-        return cls(of, parse_count(record["step"]), _parse_bits(record["train"]), _parse_bits(record["evaluated"]))
-
-    def to_json(self) -> dict[str, Any]:
-        """What is told of it, as JSON types."""
-        bits = [base64.b64encode(each.to_bytes(SAMPLED // 8, "little")).decode() for each in self[2:]]
-        return {"of": self.of[:_DIGEST], "step": self.step, "train": bits[0], "evaluated": bits[1]}
 
 
 class SplitCheck(Check):
@@ -145,9 +104,3 @@ def judge_splits(samples: Mapping[int, SplitSample]) -> Verdict | None:
         "different ways."
     )
     return SPLIT_LEAK.found(sentence, (rank, other), standing="differ")
-
-
-def _parse_bits(value: object) -> int:
-    if not isinstance(value, str) or len(value) > SAMPLED // 4:
-        raise ValueError(f"expected the bits of {SAMPLED} rows, got {value!r:.40}")
-    return int.from_bytes(base64.b64decode(value, validate=True)[: SAMPLED // 8], "little")

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from countoff.core import constants
-from countoff.core.checks.check import Check, TickPart
+from countoff.core.checks.check import Check, OwnRank, TickPart
 from countoff.core.protocol.counters import SpanCounters, TickPlace
 from countoff.core.protocol.rule import Divergence
 from countoff.core.verdict import Cause, Verdict, VerdictKind
 from countoff.core.words import count_of
-
-if TYPE_CHECKING:
-    from countoff.core.state import State
 
 __all__ = ["FORWARD_PASSES", "MICRO_BATCHES", "STEP_MISMATCH", "StepCheck", "compare_steps", "judge_steps"]
 
@@ -69,7 +66,7 @@ class StepCheck(Check):
         state: This rank's state.
     """
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: OwnRank) -> None:
         self._state = state
 
     def tick(self, span: SpanCounters) -> Callable[[TickPlace], TickPart]:  # noqa: D102

@@ -8,16 +8,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from countoff.core.checks.check import Check, FitStart, Others
+from countoff.core.checks.check import Check, Choices, FitStart, Others
 from countoff.core.protocol.records import Mark, Records, parse_count
 from countoff.core.protocol.rule import Divergence
 from countoff.core.verdict import Cause, Verdict, VerdictKind
 from countoff.core.words import count_of
-
-if TYPE_CHECKING:
-    from countoff.core.settings import Settings
 
 __all__ = [
     "DECISION",
@@ -75,7 +71,7 @@ class UnevenCheck(Check):
         settings: The user's choices.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Choices) -> None:
         self._policy = settings.uneven_eval
         self._others: Others | None = None
         self._apart: Counter[str] = Counter()

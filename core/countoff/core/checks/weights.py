@@ -18,17 +18,14 @@ import time
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from countoff.core.checks.check import Check, FitStart, Others
+from countoff.core.checks.check import Check, FitStart, Others, OwnRank
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.records import Reason, Records
 from countoff.core.verdict import Cause, Standing, Verdict, VerdictKind
 from countoff.core.waiting import until
 from countoff.core.words import clip, count_of, names_of, ranks_by
-
-if TYPE_CHECKING:
-    from countoff.core.state import State
 
 __all__ = ["GRADIENTS", "OUTSIDE", "PendingHashes", "Replicas", "Weights", "digests_of", "judge_weights"]
 
@@ -136,7 +133,7 @@ class Weights(Check):
         begin: Begins to compute the hashes of the weights as they are; None where they are not compared.
     """
 
-    def __init__(self, state: State, begin: Callable[[], PendingHashes] | None) -> None:
+    def __init__(self, state: OwnRank, begin: Callable[[], PendingHashes] | None) -> None:
         self._state = state
         self._begin = begin
         self._thread = threading.get_ident()

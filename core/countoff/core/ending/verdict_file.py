@@ -14,10 +14,10 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import countoff.core
 from countoff.core import formats
 from countoff.core.liveness import processes
 from countoff.core.settings import Settings, SettingsError
+from countoff.core.software import own_version
 from countoff.core.verdict import Verdict
 from countoff.core.whole_file import temporary_beside, write_whole
 from countoff.core.words import names_of
@@ -56,7 +56,7 @@ def document(verdict: Verdict) -> dict[str, Any]:
 def versions() -> dict[str, str]:
     """The versions of countoff, Python and torch in this process."""
     torch = sys.modules.get("torch")  # not imported for this
-    found = {"countoff": countoff.core.__version__, "python": platform.python_version()}
+    found = {"countoff": own_version(), "python": platform.python_version()}
     if torch is not None:
         found["torch"] = str(getattr(torch, "__version__", "unknown"))
     return found

@@ -16,24 +16,22 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from countoff.core.ending import sigterm
 from countoff.core.liveness.heartbeats import seconds_between
 from countoff.core.liveness.lifelines import Lifelines, Loss
 from countoff.core.liveness.processes import Deaths
 from countoff.core.settings import Settings
+from countoff.core.state import State
 from countoff.core.store.channel import Channel
 from countoff.core.store.rendezvous import Place, prefix_of
 from countoff.core.threads.join import join
 from countoff.core.threads.link import Link
-from countoff.core.threads.participation import first_line
+from countoff.core.threads.participation import Participation, first_line
 from countoff.core.threads.speaker import Speaker, announce_stopped
-from countoff.core.threads.watchdog import LOOK_SECONDS
+from countoff.core.threads.watchdog import LOOK_SECONDS, Watchdog
 from countoff.core.waiting import TimedQueue
-
-if TYPE_CHECKING:
-    from countoff.core.threads.member import Member
 
 _log = logging.getLogger("countoff")
 _FIRST_LOOK_SECONDS = 0.1
@@ -54,6 +52,23 @@ _Key = tuple[int, int, str]  # process, because a forked one has no threads; ran
 _links: weakref.WeakKeyDictionary[Any, dict[_Key, Link]] = weakref.WeakKeyDictionary()
 """By the job's store."""
 _running: weakref.WeakValueDictionary[_Key, ProcessThreads] = weakref.WeakValueDictionary()
+
+
+class Served(Protocol):
+    """A guard that these threads serve: a part of `countoff.core.threads.member.Member`."""
+
+    @property
+    def number(self) -> int: ...  # noqa: D102
+    @property
+    def state(self) -> State: ...  # noqa: D102
+    @property
+    def speaker(self) -> Speaker: ...  # noqa: D102
+    @property
+    def watchdog(self) -> Watchdog: ...  # noqa: D102
+    @property
+    def participation(self) -> Participation: ...  # noqa: D102
+    def conclude(self) -> None: ...  # noqa: D102
+    def lose(self, error: Exception) -> None: ...  # noqa: D102
 
 
 class ProcessThreads:
@@ -82,7 +97,7 @@ class ProcessThreads:
         self.lifelines = Lifelines(link.rank, link.ranks, settings.lost_seconds, link.heartbeats)
         self._settings = settings
         self._link = link
-        self._members: dict[int, Member] = {}
+        self._members: dict[int, Served] = {}
         self._lock = threading.Lock()
         self._over = False
         self.closing = threading.Event()
@@ -101,7 +116,7 @@ class ProcessThreads:
         self.listener = self._thread("listener", self._listen)
         self._watchdog = self._thread("watchdog", self._watch)
 
-    def add(self, member: Member) -> bool:
+    def add(self, member: Served) -> bool:
         """Serves a guard from here on; False if the threads are ending, or have lost the store.
 
         Raises:
@@ -126,7 +141,7 @@ class ProcessThreads:
                 raise
         return True
 
-    def remove(self, member: Member) -> bool:
+    def remove(self, member: Served) -> bool:
         """Waits for no entry for the sake of a guard any more; its jobs are still carried out.
 
         Returns:
@@ -171,7 +186,7 @@ class ProcessThreads:
     def _thread(self, name: str, run: Callable[[], None]) -> threading.Thread:
         return threading.Thread(target=run, name=f"countoff {name}", daemon=True)
 
-    def _all(self) -> list[Member]:
+    def _all(self) -> list[Served]:
         with self._lock:
             return list(self._members.values())
 
@@ -414,7 +429,7 @@ def standing_place(rank: int, store: Any) -> Place | None:
     return None
 
 
-def connect(member: Member, place: Place, store: Any) -> ProcessThreads:
+def connect(member: Served, place: Place, store: Any) -> ProcessThreads:
     """Lets a guard share the threads of this process that meet the others at a place; makes them where there are none.
 
     Args:

@@ -248,19 +248,22 @@ def test_the_keys_of_a_long_epoch_do_not_add_up(run_ranks):
     assert all(result.value < 120 for result in results), [result.value for result in results]
 
 
-def leaves_with_its_store(seconds: float) -> None:
+def leaves_with_its_store(seconds: float, closes: bool) -> None:
     """Rank 0 hosts the store, and is gone before rank 1 ends."""
     dist.init_process_group("gloo")
-    for _ in Countoff().train(even_loader(40)):
+    countoff = Countoff()
+    for _ in countoff.train(even_loader(40)):
         dist.barrier()
+    if closes:
+        countoff.close()  # its connections are kept
     if own_rank() == 1:
         time.sleep(seconds)
     tell("ends")
 
 
 def test_a_healthy_end_is_silent(run_ranks):
-    for seconds in (0.3, 1.2):
-        results = run_ranks(leaves_with_its_store, 2, seconds, hosted_by="rank0", finalise=True)
+    for seconds, closes in ((0.3, False), (1.2, False), (0.3, True)):
+        results = run_ranks(leaves_with_its_store, 2, seconds, closes, hosted_by="rank0", finalise=True)
         assert not any("TCPStore" in result.output or "frame #" in result.output for result in results), results
         assert said(results) == []
 
@@ -296,6 +299,34 @@ def test_fits_leave_nothing_that_adds_up(run_ranks):
         held = {look.held for look in result.value[3:]}
         assert len(held) == 1, result.value
         assert held.pop().threads == 1
+
+
+def counts_connections() -> list[int]:
+    """How many connections to the store this rank has made after each fit. In the third one, rank 1 ends too early."""
+    dist.init_process_group("gloo")
+    connect, made, found = channel._connect, list[Any](), list[int]()  # pyright: ignore[reportPrivateUsage]
+
+    def counted(*how: Any) -> Any:
+        made.append(how)
+        return connect(*how)
+
+    channel._connect = counted  # pyright: ignore[reportPrivateUsage]
+    for fit in range(4):
+        try:
+            with Countoff() as countoff:
+                for _ in countoff.train(range(4 - (fit == 2) * own_rank())):
+                    pass
+        except DivergenceError:
+            assert fit == 2
+        found.append(len(made))
+        dist.barrier()
+    return found
+
+
+def test_a_fit_uses_the_connections_of_the_one_before_it(run_ranks):
+    """Unless a verdict has ended that one."""
+    results = run_ranks(counts_connections, 2, expect=None)
+    assert [result.value for result in results] == [[2, 2, 2, 4]] * 2, results
 
 
 def diverges_at_its_end(how: str) -> str:

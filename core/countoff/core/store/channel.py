@@ -107,6 +107,21 @@ class Channel:
         other._prefix, other._whole = prefix, None
         return other
 
+    def renewed(self, port: int, prefix: str) -> Channel | None:
+        """The same connection with other keys, for another thread once the one that has used it is gone.
+
+        Args:
+            port: The port that it must lead to.
+            prefix: The beginning of all keys.
+
+        Returns:
+            The channel; None if the connection is over, was shut, or is that of a process that has forked this one.
+        """
+        if self._pid != os.getpid() or self._port != port:
+            return None
+        found = [_has_ended(end) for end in self._ends()]  # none where the connection is over at both ends
+        return self.at_root(prefix) if found and not any(found) else None
+
     @property
     def whole(self) -> Channel:
         """The channel that this one is a part of, or itself."""

@@ -100,7 +100,7 @@ def choose_place(store: Store, ranks: int = 1) -> Place:
 
     Args:
         store: The job's default store.
-        ranks: How many ranks may connect to it.
+        ranks: How many ranks may connect to it; 0 where they have kept their connections.
 
     Returns:
         The place; one that is refused where the store's host may not open the connections of so many ranks.

@@ -34,9 +34,9 @@ def lack_of_room(pid: int | None, ranks: int) -> str:
 
     Args:
         pid: The process, which hosts the store.
-        ranks: How many ranks are about to connect.
+        ranks: How many ranks are about to connect; 0 for none.
     """
-    if pid is None:
+    if pid is None or not ranks:
         return ""
     try:
         limit, _ = resource.prlimit(pid, resource.RLIMIT_NOFILE)

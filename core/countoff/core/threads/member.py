@@ -20,6 +20,7 @@ from countoff.core.liveness.processes import Process
 from countoff.core.part import Part
 from countoff.core.state import State
 from countoff.core.store.channel import Channel, ChannelError, knock
+from countoff.core.store.kept import keeps
 from countoff.core.store.rendezvous import (
     choose_place,
     default_store,
@@ -218,7 +219,8 @@ class Member:
             if store is None:
                 raise RuntimeError("torch.distributed is not initialised")
             if state.leads:  # its choice is that of all ranks
-                place = standing_place(state.rank, store) or choose_place(store, state.ranks[-1] + 1)
+                new = 0 if keeps(store) else state.ranks[-1] + 1
+                place = standing_place(state.rank, store) or choose_place(store, new)
                 publish(store, self.number, place)
             else:
                 deadline = time.monotonic() + state.settings.deadline_seconds

@@ -24,6 +24,7 @@ from countoff.core.liveness.lifelines import Lifelines, Loss
 from countoff.core.liveness.processes import Deaths
 from countoff.core.settings import Settings
 from countoff.core.state import State
+from countoff.core.store import kept
 from countoff.core.store.channel import Channel
 from countoff.core.store.rendezvous import Place, prefix_of
 from countoff.core.threads.join import join
@@ -109,6 +110,8 @@ class ProcessThreads:
         self.places_before: list[tuple[str, Link]] = []
         self.speaking: Channel | None = None
         self._listening: Channel | None = None
+        self._idle: list[Channel] = []  # of threads that have ended in order: no call is under way, and none has failed
+        self._keeps = True
         self._deaths: Deaths | None = None
         self.connected = threading.Event()
         self.listening = threading.Event()
@@ -149,6 +152,7 @@ class ProcessThreads:
         """
         with self._lock:
             self._members.pop(member.number, None)
+            self._keeps &= member.state.end is None  # another fit after a verdict is one from nothing
             last = not self._members
             self._over |= last
         if last:
@@ -167,6 +171,8 @@ class ProcessThreads:
         join(self._watchdog)
         self.lifelines.close()  # the others know by now whether this rank takes part in a fit
         self._parts.clear()
+        for channel in self._idle if self._keeps else ():
+            kept.keep(self.store, channel)
         for channel in (self._listening, self.speaking):
             if channel is not None:
                 channel.release()
@@ -192,7 +198,8 @@ class ProcessThreads:
 
     def _connect(self) -> Channel:
         place = self.place
-        channel = Channel(place.host, place.port, place.prefix, self.closing.is_set)
+        channel = kept.take(self.store, place)
+        channel = channel or Channel(place.host, place.port, place.prefix, self.closing.is_set)
         channel.keep_alive(self._settings.lost_seconds)
         channel.be_patient(self._settings.stall_seconds)
         return channel
@@ -232,6 +239,7 @@ class ProcessThreads:
             self._lose(error)
         else:
             self._link.arrived()
+            self._idle.append(channel)
 
     def _receive(self, channel: Channel) -> bool:
         """Receives the next entry of the log, unless no guard has any use for it; False when the thread is to end."""
@@ -285,6 +293,7 @@ class ProcessThreads:
                 link.busy_since = 0.0
             if not channel.is_over():
                 self.lifelines.withdraw(channel)
+                self._idle.append(channel)
         except Exception as error:  # whatever the store does, training goes on or is told why not
             self.connected.set()
             for member in self._all():  # this rank may send nothing from here on: that is no death

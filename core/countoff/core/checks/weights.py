@@ -185,9 +185,10 @@ class Weights(Check):
     def settle(self) -> None:  # noqa: D102
         if self._others is None or not self._compares:
             return
-        if self._ends_in_order:
+        waits = self._ends_in_order and self._state.end is None
+        if waits:
             until(self._all_have_come, time.monotonic() + _DEVICE_SECONDS)
-        self._others.settle_question(WEIGHTS_DIFFER.name, self._last if self._ends_in_order else ())
+        self._others.settle_question(WEIGHTS_DIFFER.name, self._last if waits else ())
 
     def _all_have_come(self) -> bool:
         """Whether no hashes are on their way from a device any more; those that have come are compared."""

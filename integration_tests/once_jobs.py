@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info
 from torch.utils.data.distributed import DistributedSampler
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from countoff.torch import Countoff
 from integration_tests.jobs import BATCH_SIZE, digits, own_rank, weights
@@ -53,6 +55,8 @@ class Epochs:
         own: Whether the dataset is of a class of the user's own.
         epochs: Epochs.
         stops: Batches after which each epoch is left; 0: it is not.
+        stateful: Whether the loader is one of torchdata's, which saves its state.
+        restored: Batches of each epoch that such a loader has given before its state is restored into another one.
         counted: Whether countoff counts.
     """
 
@@ -62,23 +66,36 @@ class Epochs:
     own: bool = False
     epochs: int = 3
     stops: int = 0
+    stateful: bool = False
+    restored: int = 0
     counted: bool = True
 
 
-def plain(runs: list[Epochs]) -> list[dict[str, Any]]:
+def plain(runs: list[Epochs], traces: str) -> list[dict[str, Any]]:
+    """Trains all runs, each with a trace in a directory of its own."""
     dist.init_process_group("gloo")
-    return [_train(run) for run in runs]
+    return [_train(run, f"{traces}/{number}") for number, run in enumerate(runs)]
 
 
-def _train(run: Epochs) -> dict[str, Any]:
+def _train(run: Epochs, trace: str) -> dict[str, Any]:
     model, optimizer = model_and_optimizer()
     dataset = Rows(run.rows) if run.own else rows_of_digits(run.rows)
     sampler = DistributedSampler(dataset)
-    loader = DataLoader(dataset, batch_size=BATCH_SIZE, sampler=sampler, **forked(run.workers))
-    countoff = Countoff(enabled=run.counted, optimizer=optimizer)
+    kind = StatefulDataLoader if run.stateful else DataLoader
+
+    def make() -> Any:
+        return kind(dataset, batch_size=BATCH_SIZE, sampler=sampler, **forked(run.workers))
+
+    loader = make()
+    countoff = Countoff(enabled=run.counted, optimizer=optimizer, trace_dir=trace)
     for epoch in range(run.epochs):
         if own_rank() in run.sets_epoch:
             sampler.set_epoch(epoch)
+        if run.restored:
+            before, loader = loader, make()
+            for _ in itertools.islice(before, run.restored):
+                pass
+            loader.load_state_dict(before.state_dict())
         for number, batch in enumerate(countoff.train(loader), 1):
             train_on(model, optimizer, batch)
             if number == run.stops:

@@ -11,13 +11,18 @@ from typing import Any
 from torch.utils.data.distributed import DistributedSampler
 
 from integration_tests import once_jobs
-from integration_tests.jobs import verdict_lines
+from integration_tests.jobs import BATCH_SIZE, verdict_lines
 from integration_tests.once_jobs import Epochs, Resume
 
 FOUND = re.compile(
     r"in (train epoch \d+), (\d+) of (\d+) samples were read by no rank "
     r"\(rows [\d, …]+\), and (\d+) more than once \(rows [\d, …]+, by ranks 0, 1(?:; (\d) as planned)?\)"
     r"(?:: rank (\d) kept the order of the train epoch before, and rank \d did not)?\."
+)
+PART = re.compile(
+    r"in the part of train epoch 1 that this run has read, (\d+) of (\d+) samples were read more than once "
+    r"\(rows [\d, …]+, by ranks 0, 1(?:; 1 of all as planned)?\)"
+    r"(?:: rank (?:0|1) kept the order of the train epoch before, and rank \d did not)?\."
 )
 HEALTHY = {
     "every rank sets the epoch": Epochs(),
@@ -26,7 +31,11 @@ HEALTHY = {
     "with padding": Epochs(rows=81),
     "more rows than a record has bits for": Epochs(rows=4501),
     "a dataset of one's own": Epochs(rows=81, own=True),
-    "a break on every rank": Epochs(sets_epoch=(0,), stops=3),
+    "a break on every rank": Epochs(stops=3),
+    "a loader that saves its state": Epochs(stateful=True),
+    "the same, with workers": Epochs(rows=81, stateful=True, workers=2),
+    "one that is restored": Epochs(rows=81, stateful=True, restored=2),
+    "one that is restored, with workers": Epochs(stateful=True, restored=3, workers=2),
     "fewer rows than ranks": Epochs(rows=1),
 }
 FAULTY = {
@@ -36,19 +45,29 @@ FAULTY = {
     "more rows than a record has bits for": Epochs(rows=4502, sets_epoch=(0,)),
     "the same with padding": Epochs(rows=4501, sets_epoch=(0,)),
     "in the last epoch": Epochs(sets_epoch=(0,), epochs=2),
+    "a loader that saves its state": Epochs(sets_epoch=(1,), stateful=True),
+    "one that is restored": Epochs(rows=161, sets_epoch=(0,), stateful=True, restored=2),
+    "one that is restored, with workers": Epochs(rows=160, sets_epoch=(1,), stateful=True, restored=3, workers=2),
+    "a break on every rank": Epochs(sets_epoch=(0,), stops=3),
+    "a break, with workers": Epochs(sets_epoch=(0,), stops=4, workers=2),
     "a dataset of one's own": Epochs(sets_epoch=(0,), own=True),
 }
 
 
-def test_orders_that_differ_by_rank_are_found_at_the_end_of_their_epoch(run_ranks):
+def test_orders_that_differ_by_rank_are_found_at_the_end_of_their_epoch(run_ranks, tmp_path):
     """The first such epoch is named once, with how many rows were read twice and never; right epochs are silent."""
     runs = [*HEALTHY.values(), *FAULTY.values()]
     bare = [replace(each, counted=False) for each in runs]
-    results = run_ranks(once_jobs.plain, 2, [*runs, *bare], deadline_seconds=240)
+    results = run_ranks(once_jobs.plain, 2, [*runs, *bare], str(tmp_path), deadline_seconds=240)
     said = [each["said"] for each in results[0].value]
     assert said[: len(HEALTHY)] == [[]] * len(HEALTHY)
     for (name, run), sentences in zip(FAULTY.items(), said[len(HEALTHY) : len(runs)], strict=True):
         assert len(sentences) == 1, name
+        if run.stops or run.stateful:
+            found = PART.fullmatch(sentences[0])
+            assert found is not None, sentences
+            assert tuple(map(int, found.groups())) == (_counted(run)[1], run.rows), name
+            continue
         found = FOUND.fullmatch(sentences[0])
         assert found is not None, sentences
         epoch, unread, rows, twice, planned, kept = found.groups()
@@ -66,7 +85,8 @@ def _counted(run: Epochs) -> tuple[int, int]:
     samplers = [DistributedSampler(rows, 2, rank) for rank in range(2)]
     for rank in run.sets_epoch:
         samplers[rank].set_epoch(1)
-    read = Counter(itertools.chain(*samplers))
+    part = slice(run.restored * BATCH_SIZE, run.stops * BATCH_SIZE or None)
+    read = Counter(itertools.chain(*(list(each)[part] for each in samplers)))
     return run.rows - len(read), sum(times > 1 for times in read.values())
 
 

@@ -6,15 +6,14 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
-from countoff._adapter.even_loaders import saves_state
 from countoff._adapter.held_datasets import dealt, dealt_rows, rows_of
 from countoff._adapter.issued import Issue, Watch, of_iterator, sum_of_rows
-from countoff._adapter.sampling import accelerate_classes, asks_for_length, samplers_of
+from countoff._adapter.sampling import accelerate_classes, asks_for_length, samplers_of, torchdata_classes
 from countoff._adapter.torch_facts import iterates_as_torch, reported_length
 from countoff.core.checks.once import MOST_ROWS, Marks, Place, Reading
 from countoff.core.data.plain import attribute_of
@@ -79,14 +78,16 @@ class Reads:
             return
         watch.latest = None  # a later pass that nobody has seen begin is not this one
         own = self._dp_rank, self._dp_degree
-        skipped = issue.restored or issue.begun + (0 if spun else guard.once.position)
+        unseen = issue.begun + (0 if spun else guard.once.position)
         known = None if plan is None else plan.facts.dataset_size
         with contextlib.suppress(Exception):  # as above
             stored = rows_of(loader.dataset)
             rows, dealt = known if stored is None else stored, self._rows_dealt_once(loader, known)
             if dealt is not None:
                 issue.are_of(dealt)
-            guard.once.reads = _EpochReads(issue, skipped, own, rows, dealt, plan, spun=spun and not issue.begun)
+            how = {"in_order": getattr(loader, "in_order", True), "spun": spun and not issue.begun}
+            planned = None if dealt is None else _planned(loader, plan, dealt)
+            guard.once.reads = _EpochReads(issue, unseen, own, rows, dealt, planned, **how)
             if iterates_as_torch(loader):
                 guard.resumes.look_at_order()
 
@@ -111,7 +112,46 @@ class Reads:
         rows = dealt_rows(loader, dp_rank=self._dp_rank, dp_degree=self._dp_degree, known=known)
         if not rows or rows // self._dp_degree >= _WIDEST or rows >= MOST_ROWS:
             return None
-        return rows if all(map(_issues_once, samplers)) and not any(map(saves_state, (loader, *samplers))) else None
+        return rows if all(map(_issues_once, samplers)) else None
+
+
+class _Planned(NamedTuple):
+    """What all ranks are planned to read in an epoch.
+
+    Attributes:
+        repeated: Samples that are read once more.
+        dropped: Samples that are not read.
+        batches: Batches of a whole epoch on this rank; None if that is not known.
+        uneven: Whether other ranks may have another number of them.
+    """
+
+    repeated: int
+    dropped: int
+    batches: int | None = None
+    uneven: bool = False
+
+    def ends(self, batches: int, *, ended: bool) -> bool:
+        """Whether an epoch is at its end after so many batches.
+
+        Args:
+            batches: The batches.
+            ended: Whether the sampler has none left.
+        """
+        return batches == self.batches or (self.uneven and ended)
+
+
+def _planned(loader: DataLoader[Any], plan: BatchPlan | None, rows: int) -> _Planned | None:
+    """What is planned to be read of so many rows; None where that is not known.
+
+    A loader that saves its state may begin anywhere in an epoch, which its plan does not have. What it repeats at most
+    tells its sampler.
+    """
+    if plan is not None and plan.samples_repeated is not None and plan.samples_dropped is not None:
+        uneven = plan.uneven_batches is not None
+        known = plan.facts.dataset_size == rows
+        return _Planned(plan.samples_repeated, plan.samples_dropped, plan.batches_per_epoch, uneven) if known else None
+    sampler = next((each for each in samplers_of(loader) if type(each) is DistributedSampler), None)
+    return None if sampler is None else _Planned(max(0, sampler.total_size - rows), 0)
 
 
 class _EpochReads:
@@ -119,52 +159,57 @@ class _EpochReads:
 
     Args:
         issue: What the sampler has been asked for in its pass.
-        skipped: Batches of the epoch before the first one that it has issued.
+        unseen: Batches that the fit counts in the epoch, before the first one that was issued.
         own: The dp_rank of this rank, and the number of dp_ranks.
         rows: Rows of the dataset; None if that is not known.
         dealt: The same where they are dealt out to all ranks, each to be read once; else None.
-        plan: The plan of an epoch.
+        planned: What is planned to be read in an epoch; None where that is not known.
+        in_order: Whether the loop gets the batches in the order in which they are issued.
         spun: Whether the framework has taken the batches from the loader that it skips after a resume.
 
     Attributes:
-        skipped: As above.
+        skipped: Batches of the epoch before that one, with those that the fit does not count.
     """
 
     def __init__(
         self,
         issue: Issue,
-        skipped: int,
+        unseen: int,
         own: tuple[int, int],
         rows: int | None,
         dealt: int | None,
-        plan: BatchPlan | None,
+        planned: _Planned | None,
         *,
+        in_order: bool,
         spun: bool,
     ) -> None:
         self._issue = issue
-        self.skipped = skipped
+        self._unseen = unseen
+        self.skipped = issue.restored or unseen
         self._own = own
         self._rows, self._dealt = rows, dealt
-        self._plan = plan
+        self._planned = planned
+        self._in_order = in_order
         self._spun = spun
-        self._first = "" if skipped else issue.digest_of(1)
+        self._first = "" if self.skipped else issue.digest_of(1)
 
     def reading(self, batches: int) -> Callable[[], tuple[Reading, Marks] | None] | None:
         """Returns what tells of the epoch; see `countoff.core.checks.once.EpochReads`, also below."""
-        issue, plan, rows = self._issue, self._plan, self._dealt
-        if plan is None or rows is None or plan.samples_repeated is None or plan.samples_dropped is None:
+        issue, rows, planned = self._issue, self._dealt, self._planned
+        taken, (rank, degree) = batches - self._unseen, self._own
+        if rows is None or planned is None or taken < 1:
             return None
-        at_end = issue.ended or batches == plan.reported_batches  # some loops ask for no batch behind the last one
-        if self.skipped or issue.issued != batches or not at_end or rows != plan.facts.dataset_size:
+        whole = not self.skipped and issue.issued == batches and planned.ends(batches, ended=issue.ended)
+        if not (whole or issue.issued == taken or self._in_order):
             return None
-        repeated, dropped, (rank, degree) = plan.samples_repeated, plan.samples_dropped, self._own
 
         def make() -> tuple[Reading, Marks] | None:
-            tally = issue.sum_up(batches)
+            tally = issue.sum_up(taken)
             if tally is None:
                 return None
             difference = tally.total - _part(rows * rank // degree, rows * (rank + 1) // degree)
-            return Reading(rows, tally.samples, difference % (1 << 64), repeated, dropped, rank), tally.marks
+            sums = tally.samples, difference % (1 << 64), planned.repeated, planned.dropped
+            return Reading(rows, *sums, rank, part=not whole), tally.marks
 
         return make
 
@@ -200,7 +245,8 @@ def _issues_once(sampler: Any) -> bool:
     kind = type(sampler)
     if kind is RandomSampler or kind in accelerate_classes("SeedableRandomSampler"):
         return attribute_of(sampler, "replacement") is False and attribute_of(sampler, "_num_samples") is None
-    return kind in (BatchSampler, DistributedSampler, SequentialSampler, *accelerate_classes("BatchSamplerShard"))
+    exact = (BatchSampler, DistributedSampler, SequentialSampler, *torchdata_classes("BatchSampler"))
+    return kind in (*exact, *accelerate_classes("BatchSamplerShard", "SkipBatchSampler"))
 
 
 def _numbers_of(loader: DataLoader[Any]) -> tuple[Any, ...] | None:

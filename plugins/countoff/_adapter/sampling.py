@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torch.utils.data import (
@@ -36,6 +36,7 @@ __all__ = [
     "samplers_of",
     "sampling_of",
     "take_fingerprint",
+    "torchdata_classes",
 ]
 
 _DEPTH = 32
@@ -153,11 +154,15 @@ def accelerate_classes(*names: str) -> tuple[type, ...]:
     return _classes_of("accelerate.data_loader", names)
 
 
+def torchdata_classes(*names: str) -> tuple[type, ...]:
+    """Returns samplers of torchdata, if it has been imported."""
+    return _classes_of("torchdata.stateful_dataloader.sampler", names)
+
+
 def _asking_of_libraries() -> tuple[type, ...]:
-    torchdata = _classes_of("torchdata.stateful_dataloader.sampler", _ASKING_OF_TORCHDATA)
-    return (*accelerate_classes(*_ASKING_OF_ACCELERATE), *torchdata)
+    return (*accelerate_classes(*_ASKING_OF_ACCELERATE), *torchdata_classes(*_ASKING_OF_TORCHDATA))
 
 
-def _classes_of(module: str, names: tuple[str, ...]) -> tuple[type, ...]:
+def _classes_of(module: str, names: Iterable[str]) -> tuple[type, ...]:
     imported = sys.modules.get(module)
     return tuple(getattr(imported, name) for name in names if hasattr(imported, name))

@@ -38,11 +38,13 @@ def mixed(row: int) -> int:
     return hash((row, "mixed")) % (1 << 64)
 
 
-def reading(rows: int, read: Sequence[int], rank: int, degree: int, repeated: int = 0, dropped: int = 0) -> Reading:
+def reading(
+    rows: int, read: Sequence[int], rank: int, degree: int, repeated: int = 0, dropped: int = 0, *, part: bool = False
+) -> Reading:
     """What a rank tells that has read these rows."""
     own = range(rows * rank // degree, rows * (rank + 1) // degree)
     difference = sum(map(mixed, read)) - sum(map(mixed, own))
-    told = Reading(rows, len(read), difference % (1 << 64), repeated, dropped, rank)
+    told = Reading(rows, len(read), difference % (1 << 64), repeated, dropped, rank, part)
     seen = 0 if told.is_exact else marks_of(rows, read).seen & ((1 << LOOKED_AT) - 1)
     return Reading.from_json(told._replace(seen=seen).to_json(), range(degree))
 
@@ -66,15 +68,15 @@ def shares(rows: int, degree: int, *, pad: bool = True) -> list[list[int]]:
     return [order[rank::degree] for rank in range(degree)]
 
 
-def judged(rows: int, read: Sequence[Sequence[int]], repeated: int = 0, dropped: int = 0) -> str:
+def judged(rows: int, read: Sequence[Sequence[int]], repeated: int = 0, dropped: int = 0, *, part: bool = False) -> str:
     degree = len(read)
-    told = {rank: reading(rows, each, rank, degree, repeated, dropped) for rank, each in enumerate(read)}
+    told = {rank: reading(rows, each, rank, degree, repeated, dropped, part=part) for rank, each in enumerate(read)}
     if reads_once(told):
         return ""
     return judge_once(EPOCH, told, {rank: marks_of(rows, each) for rank, each in enumerate(read)}).sentence
 
 
-@pytest.mark.parametrize("rows", [1, 2, 64, 4095, 4096, 4097, 10_000])
+@pytest.mark.parametrize("rows", [1, 2, 64, 10_000, 66_000])
 @pytest.mark.parametrize("degree", [2, 3, 8])
 def test_whole_epochs_are_right(rows, degree):
     assert judged(rows, shares(rows, degree), repeated=-rows % degree) == ""
@@ -116,7 +118,8 @@ def test_of_very_many_rows_some_are_looked_at(monkeypatch):
     found = judged(60_000, [shares(60_000, 2)[0], order])
     assert "of 5000 samples that were looked at (of 60000) were read by no rank" in found
     read = shares(60_000, 2)
-    read[0][3] = read[0][4] = read[1][5]
+    monkeypatch.setattr(once, "COUNTED", 0)
+    read[0][3] = read[1][5]
     assert "60000 samples were read of a dataset of 60000, and not each" in judged(60_000, read)
 
 
@@ -141,6 +144,20 @@ def test_what_the_plan_repeats_is_counted():
     assert found.endswith("by ranks 0, 1; 1 as planned).")
 
 
+@pytest.mark.parametrize("rows", [61, 70_000])
+def test_in_a_part_of_an_epoch_no_sample_is_read_twice(rows):
+    """What no rank has read there tells nothing."""
+    read = [each[rows // 8 :] for each in shares(rows, 3)]
+    padding = -rows % 3
+    assert judged(rows, read, repeated=padding, part=True) == ""
+    read[2][: rows // 8] = read[0][: rows // 8]
+    assert judged(rows, read, repeated=padding, part=True).startswith(
+        f"in the part of {EPOCH} that this run has read, {rows // 8} of {rows} samples were read more than once (rows "
+    )
+    told = {rank: reading(rows, each, rank, 3, padding, part=True) for rank, each in enumerate(read)}
+    assert judge_once(EPOCH, told, {}).sentence.endswith(f"some of {rows} samples were read more than once.")
+
+
 def test_what_the_plan_leaves_out_is_counted():
     read = shares(63, 4, pad=False)
     read[0][3:9] = read[1][3:9]
@@ -163,23 +180,23 @@ def test_nothing_is_claimed_of_datasets_that_differ_or_of_missing_shares():
     assert not data_ranks({0: reading(64, one, 0, 2)}, 2)
 
 
-def test_a_record_has_room_and_reads_back():
-    told = Reading(2**31 - 1, 2**31 - 1, 2**64 - 1, 2**31 - 1, 2**31 - 1, 99_999, 2**LOOKED_AT - 1)
-    text = record_text({"again": False, "epoch": "train epoch 1000000", **told.to_json()})
-    assert len(text) <= RECORD_BYTES
+def test_a_record_reads_back():
+    told = Reading(2**31 - 1, 2**31 - 1, 2**64 - 1, 2**31 - 1, 2**31 - 1, 99_999, True, 2**LOOKED_AT - 1)
+    text = record_text({"again": False, "epoch": "train epoch 1000000", **told._replace(seen=0, part=False).to_json()})
+    assert len(text) <= RECORD_BYTES  # it has no bits: the one of a part of an epoch is written in pieces
     assert Reading.from_json(told.to_json(), range(100_000)) == told
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"seen": "!"}, {"seen": "A" * 1200}, {"rows": -1}, {"difference": "x"}, {"dp_rank": 2}, {"seen": None}]
+    "wrong", [{"seen": "!"}, {"seen": "AAAA"}, {"rows": -1}, {"difference": "x"}, {"dp_rank": 2}, {"seen": None}]
 )
 def test_a_record_that_is_none_is_refused(wrong):
-    told = reading(64, range(32), 0, 2).to_json()
-    with pytest.raises((KeyError, TypeError, ValueError)):
+    told = reading(64, range(32), 0, 2, part=True).to_json()
+    with pytest.raises((KeyError, TypeError, ValueError, zlib.error)):
         Reading.from_json({**told, **wrong}, range(2))
 
 
-@pytest.mark.parametrize("wrong", [{}, {"marks": 7}, {"marks": "!"}, {"marks": "AAAA"}, Marks(1, 0).to_json(9)])
+@pytest.mark.parametrize("wrong", [{}, {"seen": 7}, {"seen": "!"}, {"seen": "AAAA"}, Marks(1, 0).to_json(9)])
 def test_marks_that_are_none_are_refused(wrong):
     with pytest.raises((KeyError, TypeError, ValueError, zlib.error)):
         Marks.from_json(wrong, 64)

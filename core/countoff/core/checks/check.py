@@ -190,7 +190,7 @@ class Others(Protocol):
 
         Args:
             name: What is reported; equal on all ranks, and used once.
-            record: Returns this rank's record. Called on the speaker thread.
+            record: Returns this rank's record, which may be longer than other records. Called on the speaker thread.
             judge: Takes the records by rank; returns what is wrong. Called on the first rank's speaker thread.
             owed: Whether the end of the fit waits for it. False for what not every rank need report.
             after: The names of earlier reports that are judged first.

@@ -4,12 +4,12 @@ A sampler that deals a dataset out to the ranks issues an index for each sample 
 rank sums up a hash of every index that its loop has read, and subtracts those of its own part of ``range(rows)``. The
 sums of all ranks add up to 0 if each sample was read once, in whatever order and by whichever rank. The number of
 indices and the plan's arithmetic tell how many samples are read twice or left out on purpose, to make ranks even. Where
-some are, the sums tell nothing, and each rank also tells for up to 4,096 samples whether it has read them.
+some are, the sums tell nothing, and each rank also tells for up to 65,536 samples whether it has read them. So it does
+of a part of an epoch, behind a resume or before the loop leaves it: no sample may be read more than once there either.
 
 Where an epoch is found to be wrong, the first rank asks the others once more: each tells which samples it has read.
 
-Nothing is claimed of a sampler that is not known to issue each index once, of a pass that did not begin with the first
-batch or did not end with the last one, or of ranks that do not share one dataset.
+Nothing is claimed of a sampler that is not known to issue each index once, or of ranks that do not share one dataset.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ NOT_READ_ONCE = VerdictKind(
         ),
     },
 )
-LOOKED_AT = 4096
-"""Samples of which a rank tells in its record of an epoch whether it has read them, at most: a bit for each."""
+LOOKED_AT = 1 << 16
+"""Samples of which a rank tells at the end of an epoch whether it has read them, at most: a bit for each."""
 COUNTED = 1 << 21
 """Samples of which a rank knows, until an epoch is judged, whether it has read them, at most: two bits for each."""
 _MODULUS = 1 << 64
@@ -85,7 +85,7 @@ _SURE = 8.0
 
 
 class Reading(NamedTuple):
-    """What one rank tells of a whole train epoch.
+    """What one rank tells of a train epoch.
 
     Attributes:
         rows: Rows of the dataset that is dealt out to all ranks.
@@ -94,8 +94,8 @@ class Reading(NamedTuple):
         repeated: Samples that all ranks read once more on purpose, by the plan.
         dropped: Samples that no rank reads on purpose, by the plan.
         dp_rank: The dp_rank of this rank.
-        seen: Which of the first `LOOKED_AT` samples of `Marks` it has read, where the plan repeats or leaves out some;
-            else 0.
+        part: Whether this run has read a part of the epoch: it has resumed in the middle of it, or has left it.
+        seen: Which of the first `LOOKED_AT` samples of `Marks` it has read, where the sums do not tell all; else 0.
     """
 
     rows: int
@@ -104,12 +104,13 @@ class Reading(NamedTuple):
     repeated: int
     dropped: int
     dp_rank: int = 0
+    part: bool = False
     seen: int = 0
 
     @property
     def is_exact(self) -> bool:
         """Whether each sample is to be read exactly once: then the sums tell all."""
-        return self.repeated == self.dropped == 0
+        return self.repeated == self.dropped == 0 and not self.part
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any], ranks: Any) -> Reading:
@@ -125,16 +126,14 @@ class Reading(NamedTuple):
         rows, samples, repeated, dropped = (
             parse_count(record[name], MOST_ROWS) for name in ("rows", "samples", "repeated", "dropped")
         )
-        difference, seen = int(str(record["difference"])[:16], 16), record["seen"]
-        if not isinstance(seen, str) or len(seen) > LOOKED_AT // 4:
-            raise ValueError(f"expected the bits of {LOOKED_AT} samples, got {seen!r:.40}")
-        bits = int.from_bytes(base64.b64decode(seen, validate=True)[: LOOKED_AT // 8], "little")
-        return cls(rows, samples, difference, repeated, dropped, parse_rank(record["dp_rank"], ranks), bits)
+        difference, place = int(str(record["difference"])[:16], 16), parse_rank(record["dp_rank"], ranks)
+        told = cls(rows, samples, difference, repeated, dropped, place, record["part"] is True)
+        return told if told.is_exact else told._replace(seen=_unpacked(record["seen"], min(rows, LOOKED_AT)))
 
     def to_json(self) -> dict[str, Any]:
         """What is told of it, as JSON types."""
-        seen = base64.b64encode(self.seen.to_bytes(-(-self.seen.bit_length() // 8), "little")).decode()
-        return {**self._asdict(), "difference": f"{self.difference % _MODULUS:x}", "seen": seen}
+        seen = {} if self.is_exact else {"seen": _packed(self.seen, min(self.rows, LOOKED_AT))}
+        return {**self._asdict(), "difference": f"{self.difference % _MODULUS:x}", "seen": "", **seen}
 
 
 class Marks(NamedTuple):
@@ -159,20 +158,30 @@ class Marks(NamedTuple):
         Raises:
             KeyError, TypeError, ValueError, zlib.error: If it is something else.
         """
-        size = _bytes_for(rows)
-        bits = zlib.decompressobj().decompress(base64.b64decode(record["marks"], validate=True), 2 * size)
-        if len(bits) != 2 * size:
-            raise ValueError(f"expected two bits for each sample, got {len(bits)} bytes")
-        return cls(int.from_bytes(bits[:size], "little"), int.from_bytes(bits[size:], "little"))
+        looked = min(rows, COUNTED)
+        return cls(_unpacked(record["seen"], looked), _unpacked(record["twice"], looked))
 
     def to_json(self, rows: int) -> dict[str, Any]:
         """What is told of it, as JSON types."""
-        bits = b"".join(each.to_bytes(_bytes_for(rows), "little") for each in self)
-        return {"marks": base64.b64encode(zlib.compress(bits)).decode()}
+        return {name: _packed(bits, min(rows, COUNTED)) for name, bits in self._asdict().items()}
 
 
-def _bytes_for(rows: int) -> int:
-    return -(-min(rows, COUNTED) // 8)
+def _packed(bits: int, looked: int) -> str:
+    """Bits as a text."""
+    return base64.b64encode(zlib.compress(bits.to_bytes(-(-looked // 8), "little"))).decode()
+
+
+def _unpacked(text: Any, looked: int) -> int:
+    """Reads bits that another rank has told; that may be anything.
+
+    Raises:
+        TypeError, ValueError, zlib.error: If it is something else.
+    """
+    size = -(-looked // 8)
+    found = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), size + 1)
+    if len(found) != size:
+        raise ValueError(f"expected the bits of {looked} samples, got {len(found)} bytes")
+    return int.from_bytes(found, "little")
 
 
 class Place(NamedTuple):
@@ -218,10 +227,10 @@ class EpochReads(Protocol):
         ...
 
     def reading(self, batches: int) -> Callable[[], tuple[Reading, Marks] | None] | None:
-        """Returns what tells of the epoch, on another thread; None where that is not a whole one.
+        """Returns what tells of the epoch, on another thread; None where nothing does.
 
         Args:
-            batches: Batches of the epoch that the loop has taken, with those before a resume.
+            batches: Batches of the epoch that the fit has counted.
         """
         ...
 
@@ -244,7 +253,7 @@ class EpochReads(Protocol):
 
 
 class Once(Check):
-    """Compares what the ranks have read in each whole train epoch.
+    """Compares what the ranks have read in each train epoch.
 
     Args:
         state: This rank's state.
@@ -271,7 +280,7 @@ class Once(Check):
         self._is_off = False
         self._dp_ranks = range(state.world_size)
         self._marks: dict[int, tuple[Marks, int]] = {}
-        self._last = ""  # the name of the last report of a whole epoch
+        self._last = ""  # the name of the last report that tells what was read
 
     def fit_started(self, start: FitStart, others: Others | None) -> None:  # noqa: D102
         degree, settings = start.plan.dp_degree, self._state.settings
@@ -298,7 +307,10 @@ class Once(Check):
             told = None if make is None else make()
             return {"again": again, "epoch": span.name, **({} if told is None else self._told(opened, *told))}
 
-        self._others.report(name, record, lambda records: [self._judge(span.name, opened, records)])
+        def judge(records: Records) -> list[Verdict | None]:
+            return [self._judge(span.name, opened, records)]
+
+        self._others.report(name, record, judge)
 
     def settle(self) -> None:  # noqa: D102
         if self._others is not None and self._last:  # the first rank may ask what this one has read
@@ -323,7 +335,7 @@ class Once(Check):
         again = [rank for rank, record in sorted(records.items()) if record.get("again") is True]
         others = [rank for rank in sorted(records) if rank not in again]
         told = {rank: record for rank, record in records.items() if "rows" in record}
-        if len(told) == len(self._state.ranks) and not self._explained():  # each has read a known, whole epoch
+        if len(told) == len(self._state.ranks) and not self._explained():
             readings = {rank: Reading.from_json(record, self._dp_ranks) for rank, record in told.items()}
             each = data_ranks(readings, len(self._dp_ranks))
             if each and not reads_once(each):
@@ -353,8 +365,8 @@ def step_between(rows: int) -> int:
     Args:
         rows: Rows of the dataset, at least 1.
 
-    >>> step_between(4096), step_between(60_000)
-    (1, 37087)
+    >>> step_between(65_536), step_between(1_000_000)
+    (1, 618033)
     """
     if rows <= LOOKED_AT:
         return 1
@@ -384,6 +396,8 @@ def data_ranks(readings: Mapping[int, Reading], dp_degree: int) -> dict[int, Rea
 def reads_once(readings: Mapping[int, Reading]) -> bool:
     """Returns whether all ranks together have read each sample once, but for what the plan repeats or leaves out.
 
+    Of a part of an epoch: no sample more than once.
+
     Args:
         readings: What each data rank has read.
 
@@ -393,13 +407,16 @@ def reads_once(readings: Mapping[int, Reading]) -> bool:
         (True, False)
     """
     first = next(iter(readings.values()))
+    marks = {rank: Marks(each.seen, 0) for rank, each in readings.items()}
+    if _repeated(marks).bit_count() > _most(first.repeated, first.rows):
+        return False
+    if any(each.part for each in readings.values()):
+        return True
     if sum(each.samples for each in readings.values()) != first.rows + first.repeated - first.dropped:
         return False
     if first.is_exact:
         return sum(each.difference for each in readings.values()) % _MODULUS == 0
-    marks, looked = {rank: Marks(each.seen, 0) for rank, each in readings.items()}, min(first.rows, LOOKED_AT)
-    missing, extra = _unread(marks, looked).bit_count(), _repeated(marks).bit_count()
-    return extra <= _most(first.repeated, first.rows) and missing <= _most(first.dropped, first.rows)
+    return _unread(marks, min(first.rows, LOOKED_AT)).bit_count() <= _most(first.dropped, first.rows)
 
 
 def judge_once(span: str, readings: Mapping[int, Reading], marks: Mapping[int, Marks]) -> Verdict:
@@ -416,16 +433,19 @@ def judge_once(span: str, readings: Mapping[int, Reading], marks: Mapping[int, M
         >>> print(judge_once("train epoch 1", {0: one, 1: one._replace(dp_rank=1)}, marks).sentence)
         in train epoch 1, 1 of 4 samples was read by no rank (row 2), and 1 more than once (row 0, by ranks 0, 1).
     """
-    first = next(iter(readings.values()))
+    first, part = next(iter(readings.values())), any(each.part for each in readings.values())
     looked = min(first.rows, COUNTED) if len(marks) == len(readings) else 0
-    unread, repeated = _unread(marks, looked), _repeated(marks) if looked else 0
+    unread, repeated = 0 if part else _unread(marks, looked), _repeated(marks) if looked else 0
     by = sorted(rank for rank, each in marks.items() if (each.seen & repeated) | each.twice) if looked else []
     if unread or repeated:
         said = _in_words(first, looked, unread, repeated, by)
+    elif part:
+        said = f"some of {count_of(first.rows, 'sample')} were read more than once"
     else:  # only the sum, or the number, tells
         samples = sum(each.samples for each in readings.values())
         said = f"{samples} samples were read of a dataset of {first.rows}, and not each of them once"
-    return NOT_READ_ONCE.found(f"in {span}, {said}.", tuple(by or readings), standing="differ")
+    where = f"the part of {span} that this run has read" if part else span
+    return NOT_READ_ONCE.found(f"in {where}, {said}.", tuple(by or readings), standing="differ")
 
 
 def _in_words(first: Reading, looked: int, unread: int, repeated: int, by: Sequence[int]) -> str:
@@ -434,7 +454,8 @@ def _in_words(first: Reading, looked: int, unread: int, repeated: int, by: Seque
     whole = count_of(rows, "sample") if looked == rows else f"{looked} samples that were looked at (of {rows})"
 
     def planned(samples: int) -> str:
-        return f"; {samples} {'' if looked == rows else 'of all '}as planned" if samples else ""
+        exact = looked == rows and not first.part
+        return f"; {samples} {'' if exact else 'of all '}as planned" if samples else ""
 
     parts: list[str] = []
     if missing:

@@ -211,7 +211,7 @@ class RollCall:
         state, speaker = self._state, self._speaker
 
         def write(channel: Channel) -> None:
-            channel.report(name, state.rank, record())
+            channel.report_long(name, state.rank, record())
 
         # Handed over in two steps, so that it goes behind the warnings that the marks before it put into the outbox:
         # once the first rank has all reports, everything that these ranks found is in the log.

@@ -10,6 +10,8 @@ from typing import Any
 
 from torch.utils.data.distributed import DistributedSampler
 
+from countoff.report.facts.reads import Measured, measured_of
+from countoff.report.reader import read
 from integration_tests import once_jobs
 from integration_tests.jobs import BATCH_SIZE, verdict_lines
 from integration_tests.once_jobs import Epochs, Resume
@@ -55,7 +57,10 @@ FAULTY = {
 
 
 def test_orders_that_differ_by_rank_are_found_at_the_end_of_their_epoch(run_ranks, tmp_path):
-    """The first such epoch is named once, with how many rows were read twice and never; right epochs are silent."""
+    """The first such epoch is named once, with how many rows were read twice and never; right epochs are silent.
+
+    The trace has the right ones that were read as a whole.
+    """
     runs = [*HEALTHY.values(), *FAULTY.values()]
     bare = [replace(each, counted=False) for each in runs]
     results = run_ranks(once_jobs.plain, 2, [*runs, *bare], str(tmp_path), deadline_seconds=240)
@@ -77,6 +82,16 @@ def test_orders_that_differ_by_rank_are_found_at_the_end_of_their_epoch(run_rank
     weights = [each["weights"] for each in results[0].value]
     assert weights[: len(runs)] == weights[len(runs) :]
     assert not [line for line in verdict_lines(results[1]) if "NotReadOnce" in line]
+    measured = [measured_of(read([str(tmp_path / str(number))]).runs[0]) for number in range(len(runs))]
+    assert measured == [_whole(run, right=number < len(HEALTHY)) for number, run in enumerate(runs)]
+
+
+def _whole(run: Epochs, *, right: bool) -> list[Measured]:
+    """The epochs that are measured: of wrong ones, only the first."""
+    if run.stops or run.stateful:
+        return []
+    names = tuple(f"train epoch {epoch}" for epoch in range(run.epochs if right else 1))
+    return [Measured(run.rows, run.rows % 2, 0, names, run.epochs)]
 
 
 def _counted(run: Epochs) -> tuple[int, int]:

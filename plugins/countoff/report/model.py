@@ -144,6 +144,22 @@ class Roll(NamedTuple):
     last: tuple[int, ...]
 
 
+class ReadOnce(NamedTuple):
+    """A train epoch in which all ranks have read each sample once, as rank 0 has measured.
+
+    Attributes:
+        span: The epoch's name.
+        rows: Samples of the dataset.
+        repeated: Those that were read once more, as planned.
+        dropped: Those that were left out, as planned.
+    """
+
+    span: str
+    rows: int
+    repeated: int
+    dropped: int
+
+
 class Ending(NamedTuple):
     """How a fit has ended.
 
@@ -195,6 +211,7 @@ class Fit:
         pause_seconds: Seconds of all pauses.
         warnings: Each warning once.
         rolls: Roll calls; rank 0 records them.
+        read_once: Train epochs in which each sample was read once; rank 0 records them.
         true_totals: Totals of the run that are true, by the name of the metric.
         reported_totals: The same as the framework reports them.
         horizon: Steps of the training after which the learning-rate schedule would have ended; None if that is not
@@ -236,6 +253,7 @@ class Fit:
     pause_seconds: float = 0.0
     warnings: list[Verdict] = field(default_factory=list)
     rolls: list[Roll] = field(default_factory=list)
+    read_once: list[ReadOnce] = field(default_factory=list)
     true_totals: Mapping[str, float] = field(default_factory=dict)
     reported_totals: Mapping[str, float] = field(default_factory=dict)
     horizon: int | None = None

@@ -283,7 +283,8 @@ def test_json_names_the_slow_rank_and_the_stall(tmp_path: Path, capsys: pytest.C
     assert (train["loader"]["rank"], train["loader"]["slow"]) == (2, [2])
     assert (evaluation["evaluation"], evaluation["loader"]) == (True, None)
     assert [each["host"] for each in found["runs"][0]["hosts"]] == ["node0", "node1"]
-    assert found["runs"][0]["totals"] == [{"ranks": [0], "true": {"steps": 360.0}, "reported": {"steps": 360.0}}]
+    totals = {"ranks": [0], "true": {"steps": 360.0}, "reported": {"steps": 360.0}, "measured": []}
+    assert found["runs"][0]["totals"] == [totals]
     example_traces.stalled(tmp_path / "stalled")
     stalled = facts(capsys, tmp_path / "stalled")
     assert stalled["stall"]["sentence"] == "no rank has made progress for 60 s; rank 3 is in its code."

@@ -13,7 +13,7 @@ from countoff.report import facts, ranks, words
 from countoff.report.facts import summary
 from countoff.report.facts.counts import counts_table
 from countoff.report.facts.paces import slow_table
-from countoff.report.facts.parts import Table
+from countoff.report.facts.parts import Lines, Table
 from countoff.report.facts.plans import plans_table
 from countoff.report.facts.rates import rate_lines_of, rates_table
 from countoff.report.model import Run
@@ -329,6 +329,29 @@ def test_a_total_that_has_turned_out_to_be_wrong_is_told_no_more(tmp_path: Path)
     writer.line("totals", true={"total_steps": 75}, reported={})
     writer.save()
     assert read([str(tmp_path)]).runs[0].fits[0].true_totals == {"total_steps": 75.0}
+
+
+def test_epochs_that_have_read_each_sample_once_are_told(tmp_path: Path) -> None:
+    """How many of the closed ones, with the totals that are measured by that where it is so in all of them."""
+    for epochs in ((0, 1, 2), (0, 2)):
+        folder = tmp_path / str(len(epochs))
+        first = example_traces.healthy(folder)[0]
+        first.line("totals", true={"samples_per_epoch": 62, "samples_repeated": 1, "total_steps": 9}, reported={})
+        for epoch in (*epochs, 7):
+            first.line("once", span=f"train epoch {epoch}", rows=61, repeated=1)
+        first.save()
+        trace = read([str(folder)])
+        found = {fact.key: fact for fact in facts.facts_of(trace, trace.runs[0])}
+        whole = len(epochs) == 3
+        named = "" if whole else ": train epoch 0, train epoch 2"
+        said = f"each of 61 samples was read once and 1 once more, as planned, in {len(epochs)} of 3 epochs (measured)"
+        (lines,) = found["read_once"].parts
+        assert isinstance(lines, Lines)
+        assert lines.lines == [f"E{said[1:]}{named}."]
+        assert f"{said}{named}" in facts.headline(trace)
+        (totals,) = found["totals"].value
+        assert totals["measured"] == (["samples_per_epoch", "samples_repeated"] if whole else [])
+        assert found["read_once"].value[0]["epochs"] == tuple(f"train epoch {epoch}" for epoch in epochs)
 
 
 def test_lengths_may_differ_where_ranks_are_made_even(tmp_path: Path) -> None:

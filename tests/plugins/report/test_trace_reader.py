@@ -28,6 +28,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "close": {"span": "train epoch 0", "why": "exhausted", "b": 10, "s": 10, "l": 0.5, "unused": 1, "repeated": 2},
     "warning": {"verdict": example_traces.verdict("Truncated")},
     "roll": {"span": "train epoch 0", "spread": 0.5, "last": [1]},
+    "once": {"span": "train epoch 0", "rows": 61, "repeated": 1, "dropped": 2},
     "totals": {"true": {"steps": 9}, "reported": {"steps": 8}, "horizon": 9},
     "stacks": {"state": "collective", "frames": ["a.py:1 in f"]},
     "verdict": {"verdict": example_traces.verdict()},

@@ -113,7 +113,9 @@ class Checks(NamedTuple):
             state,
             explained=lambda: plans.datasets_differ or split.found or identity.found,
             repeats_order=lambda: identity.repeats_order,
+            goes_on=lambda: resumes.goes_on,
         )
+        resumes = resume.Resumes(state, identity, reads, schedule)
         return cls(
             plan=plans,
             uneven=uneven.UnevenCheck(state.settings),
@@ -130,7 +132,7 @@ class Checks(NamedTuple):
             weights=weights.Weights(state, hash_weights),
             data=identity,
             once=reads,
-            resumes=resume.Resumes(state, identity, reads, schedule),
+            resumes=resumes,
         )
 
 

@@ -112,6 +112,11 @@ class Reading(NamedTuple):
         """Whether each sample is to be read exactly once: then the sums tell all."""
         return self.repeated == self.dropped == 0 and not self.part
 
+    @property
+    def tells_all(self) -> bool:
+        """Whether what all ranks tell proves of each sample that it was read, or not, as planned."""
+        return not self.part and (self.is_exact or self.rows <= LOOKED_AT)
+
     @classmethod
     def from_json(cls, record: Mapping[str, Any], ranks: Any) -> Reading:
         """Reads what another rank has told; that may be anything.
@@ -259,6 +264,7 @@ class Once(Check):
         state: This rank's state.
         explained: Returns whether a finding that comes earlier is the cause of one of these. Known on the first rank.
         repeats_order: Returns whether this rank has read the epoch that closes in the order of the one before it.
+        goes_on: Returns whether another run has read some of the open train epoch, before the checkpoint.
 
     Attributes:
         reads: What this rank reads in the open train epoch. An adapter sets it when the epoch has given its first
@@ -271,11 +277,12 @@ class Once(Check):
         state: OwnRank,
         explained: Callable[[], bool] = lambda: False,
         repeats_order: Callable[[], bool] = lambda: False,
+        goes_on: Callable[[], bool] = lambda: False,
     ) -> None:
         self.reads: EpochReads | None = None
         self.position = 0
         self._state = state
-        self._explained, self._repeats_order = explained, repeats_order
+        self._explained, self._repeats_order, self._goes_on = explained, repeats_order, goes_on
         self._others: Others | None = None
         self._is_off = False
         self._dp_ranks = range(state.world_size)
@@ -301,14 +308,14 @@ class Once(Check):
         reads, self.reads = self.reads, None
         make = None if reads is None or self._is_off else reads.reading(span.started)
         again, opened, name = self._repeats_order(), span.opened, f"once/{span.opened}"
-        self._last = "" if make is None else name
+        measured, self._last = not self._goes_on(), "" if make is None else name
 
         def record() -> Mapping[str, Any]:
             told = None if make is None else make()
             return {"again": again, "epoch": span.name, **({} if told is None else self._told(opened, *told))}
 
         def judge(records: Records) -> list[Verdict | None]:
-            return [self._judge(span.name, opened, records)]
+            return [self._judge(span.name, opened, records, measured=measured)]
 
         self._others.report(name, record, judge)
 
@@ -329,7 +336,7 @@ class Once(Check):
         marks, rows = self._marks.get(question["opened"], (None, 0))
         return None if marks is None else marks.to_json(rows)
 
-    def _judge(self, span: str, opened: int, records: Records) -> Verdict | None:
+    def _judge(self, span: str, opened: int, records: Records, *, measured: bool) -> Verdict | None:
         if not in_one_epoch(span, records):
             return None
         again = [rank for rank, record in sorted(records.items()) if record.get("again") is True]
@@ -342,6 +349,9 @@ class Once(Check):
                 kept = f"{names_of(again)} kept the order of the train epoch before, and {names_of(others)} did not"
                 self._ask(span, opened, each, kept if again and others else "")
                 return None
+            if each and measured and self._state.observer is not None and all(one.tells_all for one in each.values()):
+                first = next(iter(each.values()))
+                self._state.observer.read_once(span, first.rows, first.repeated, first.dropped)
         return same_order(span, again, others) if again else None
 
     def _ask(self, span: str, opened: int, readings: Mapping[int, Reading], kept: str) -> None:

@@ -378,6 +378,12 @@ class Resumes(Check):
         """Whether the open pass is sure to begin with its epoch's first batch; else its length is not the epoch's."""
         return self._span is None or self._was_left or self._place(self._span)[1]
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether the open train epoch is the one of the checkpoint, of which some had been read by then."""
+        before = self._record
+        return before is not None and self._resumes_here and before.epoch == self._epoch and before.batches != 0
+
     def record(self, batch: Any = None, *, left: int | None = None, steps: int | None = None) -> dict[str, Any]:
         """Returns this rank's record for a checkpoint that is being written.
 

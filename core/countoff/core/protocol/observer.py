@@ -33,6 +33,17 @@ class Observer(Protocol):
         """
         ...
 
+    def read_once(self, span: str, rows: int, repeated: int, dropped: int) -> None:
+        """Rank 0 knows that all ranks have read each sample once in a train epoch, but for what the plan has.
+
+        Args:
+            span: The epoch's name.
+            rows: Samples of the dataset.
+            repeated: Those that were read once more, as planned.
+            dropped: Those that were left out, as planned.
+        """
+        ...
+
     def stood_still(self) -> None:
         """This rank takes part in a stall."""
         ...

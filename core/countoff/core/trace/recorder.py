@@ -217,6 +217,11 @@ class Recorder(Listener):
         ranks = sorted(rank for rank, at in closed.items() if at == last)
         self._put("roll", span=span, spread=round(last - min(closed.values()), 6), last=ranks)
 
+    def read_once(self, span: str, rows: int, repeated: int, dropped: int) -> None:
+        """Rank 0 knows that each sample was read once in a train epoch, but for what the plan has; see `Observer`."""
+        planned = {name: value for name, value in (("repeated", repeated), ("dropped", dropped)) if value}
+        self._put("once", span=span, rows=rows, **planned)
+
     def stood_still(self) -> None:
         """This rank takes part in a stall, or has a verdict: where its main thread is."""
         with contextlib.suppress(Exception):  # evidence only: the verdict is printed without it

@@ -46,6 +46,14 @@ class Totals(NamedTuple):
         """Each metric, its true number and the reported one; None: not known."""
         return [(name, self.true.get(name), self.reported.get(name)) for name in {**self.true, **self.reported}]
 
+    def measured(self, by_epochs: Mapping[str, float]) -> list[str]:
+        """The names of the true totals that were measured too.
+
+        Args:
+            by_epochs: What was measured, by metric.
+        """
+        return [name for name, value in self.true.items() if by_epochs.get(name) == value]
+
 
 def plan_differences_of(run: Run) -> list[PlanRow]:
     """In which values of the plan ranks differ that must not, as far as these are known."""
@@ -101,11 +109,12 @@ def totals_of(run: Run) -> list[Totals]:
     return sorted(found, key=lambda each: (len(each.ranks), each.ranks))
 
 
-def totals_table(totals: Totals, *, whose: bool) -> Table:
+def totals_table(totals: Totals, by_epochs: Mapping[str, float], *, whose: bool) -> Table:
     """Totals as a table.
 
     Args:
         totals: The totals.
+        by_epochs: What was measured, by metric.
         whose: Whether the title names their ranks.
     """
     columns = (
@@ -114,7 +123,9 @@ def totals_table(totals: Totals, *, whose: bool) -> Table:
         Column("reported by the framework", is_number=True),
     )
     rows: list[tuple[Cell, Cell, Cell]] = []
+    measured = totals.measured(by_epochs)
     for name, exact, reported in totals.rows:
         odd = None not in (exact, reported) and exact != reported
-        rows.append((Cell(name), Cell(number(exact)), Cell(f"{'≠ ' if odd else ''}{number(reported)}", odd)))
+        shown = f"{name} (measured)" if name in measured else name
+        rows.append((Cell(shown), Cell(number(exact)), Cell(f"{'≠ ' if odd else ''}{number(reported)}", odd)))
     return Table(columns, rows, f"Totals of {names_of(totals.ranks)}" if whose else "Totals")

@@ -8,6 +8,7 @@ from countoff.core.checks.stalled import STALLED
 from countoff.core.trace.format import SILENT_SECONDS
 from countoff.core.words import count_of, names_of
 from countoff.report.facts.paces import paces_of
+from countoff.report.facts.reads import measured_of
 from countoff.report.facts.spans import is_evaluation, spans_of
 from countoff.report.facts.stalls import one_line, stall_of, told
 from countoff.report.model import Fit, Run, Trace
@@ -21,8 +22,8 @@ _TOLD_FAILURES, _TOLD_CHARACTERS = 2, 200
 def headline(trace: Trace) -> str:
     """The worst that happened, in one line, with the ranks and the line of code where they are known.
 
-    It is the verdict; or the stall in which the job still stands; or who did not finish; or how much was trained, with
-    the rank that was slowest, if one was clearly slower than most.
+    It is the verdict; or the stall in which the job still stands; or who did not finish; or how much was trained,
+    whether each sample was read once, and the rank that was slowest, if one was clearly slower than most.
 
     >>> headline(Trace(directories=[]))
     'no verdict: 0 epochs, 0 ranks, 0 s'
@@ -32,7 +33,7 @@ def headline(trace: Trace) -> str:
     run = trace.runs[-1] if trace.runs else Run()
     if (stall := stall_of(trace)) is not None:
         return f"stalled: {'; '.join(told(stall))}; until then {_amount(trace)}"
-    said = [_trained(trace), *_unfinished(run), *_slow(run)]
+    said = [_trained(trace), *_unfinished(run), *(each.in_words for each in measured_of(run)), *_slow(run)]
     if run.warnings:
         said.append(count_of(len(run.warnings), "warning"))
     return "; ".join(said)

@@ -18,6 +18,7 @@ from countoff.report.facts.paces import Pace, hosts_of, hosts_table, paces_of, s
 from countoff.report.facts.parts import Fact, Lines, Part, Stack
 from countoff.report.facts.plans import plan_differences_of, plans_table, totals_of, totals_table
 from countoff.report.facts.rates import rate_lines_of, rates_shown
+from countoff.report.facts.reads import measured_of
 from countoff.report.facts.stacks import stacks_of
 from countoff.report.facts.stalls import stall_of
 from countoff.report.facts.summary import headline, is_healthy
@@ -87,6 +88,7 @@ def facts_of(trace: Trace, run: Run) -> list[Fact]:
         _hosts(run, paces),
         _plans(run),
         _totals(run),
+        _read_once(run),
         _rates(run),
         Fact("horizons", run.horizons),
         _stacks(trace, run),
@@ -197,10 +199,26 @@ def _plans(run: Run) -> Fact:
 
 
 def _totals(run: Run) -> Fact:
-    found = totals_of(run)
-    value = [{"ranks": each.ranks, "true": dict(each.true), "reported": dict(each.reported)} for each in found]
+    found, measured = totals_of(run), dict[str, float]()
+    for each in measured_of(run):
+        measured |= each.totals
+    value = [
+        {
+            "ranks": each.ranks,
+            "true": dict(each.true),
+            "reported": dict(each.reported),
+            "measured": each.measured(measured),
+        }
+        for each in found
+    ]
     one = len(found) == 1 and not plan_differences_of(run)
-    return Fact("totals", value, [totals_table(each, whose=not one) for each in found])
+    return Fact("totals", value, [totals_table(each, measured, whose=not one) for each in found])
+
+
+def _read_once(run: Run) -> Fact:
+    found = measured_of(run)
+    said = [f"{each.in_words[:1].upper()}{each.in_words[1:]}." for each in found]
+    return Fact("read_once", [each._asdict() for each in found], [Lines(said)] if said else [])
 
 
 def _rates(run: Run) -> Fact:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from countoff.core.verdict import Verdict
-from countoff.report.model import Ending, Fit, Pause, Roll, Span, Stack, Tick
+from countoff.report.model import Ending, Fit, Pause, ReadOnce, Roll, Span, Stack, Tick
 from countoff.report.ranks import ranks_in
 from countoff.report.reader.record import LONG_TEXT, MOST_ENTRIES, MOST_RANKS, Record
 
@@ -110,6 +110,15 @@ def _roll(fit: Fit, time: float, record: Record) -> bool:
     return True
 
 
+def _once(fit: Fit, _: float, record: Record) -> bool:
+    rows, repeated, dropped = record.count("rows"), record.count("repeated", 0), record.count("dropped", 0)
+    if rows is None or repeated is None or dropped is None:
+        return False
+    fit.read_once.append(ReadOnce(record.text("span"), rows, repeated, dropped))
+    del fit.read_once[:-_ROLLS]
+    return True
+
+
 def _totals(fit: Fit, _: float, record: Record) -> bool:
     # A line has all that are known: one that is not there any more has turned out not to be true.
     fit.true_totals = record.named_numbers("true")
@@ -177,6 +186,7 @@ KINDS: dict[str, Callable[[Fit, float, Record], bool]] = {
     "pause": _pause,
     "warning": _warning,
     "roll": _roll,
+    "once": _once,
     "totals": _totals,
     "stacks": _stacks,
     "verdict": _end_of_verdict,

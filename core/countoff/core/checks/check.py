@@ -55,6 +55,8 @@ class OwnRank(Protocol):
     @property
     def settings(self) -> Choices: ...  # noqa: D102
     @property
+    def end(self) -> Verdict | None: ...  # noqa: D102
+    @property
     def steps(self) -> int: ...  # noqa: D102
     @property
     def step_hash(self) -> int: ...  # noqa: D102

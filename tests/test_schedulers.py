@@ -1,8 +1,7 @@
-"""The scripts of the page on schedulers: what they do with each verdict, and with none."""
+"""The scripts in examples/ for schedulers: what they do with each verdict, and with none."""
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -10,18 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.paths import DOCS, ROOT
+from tests.paths import ROOT
 
-PAGE = (DOCS / "schedulers.md").read_text(encoding="utf-8")
+BATCH_SCRIPT = str(ROOT / "examples" / "train.sbatch")
+ENTRY_POINT = str(ROOT / "examples" / "entry.sh")
 IN_TORCHRUN = {"LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "digits"}
 WRAPPER = ROOT / "examples" / "restart_if_useful.py"
-
-
-def block(language: str) -> str:
-    """The page's first block of code in a language."""
-    found = re.search(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    assert found is not None
-    return found[1]
 
 
 def verdict(restart: str, *leave_out: str, run: str = "digits") -> str:
@@ -83,7 +76,7 @@ def test_slurm_starts_again_only_what_a_restart_may_help(
     stand_in(tmp_path, "scontrol", 'echo "scontrol $*" > asked')
     stand_in(tmp_path, "sbatch", 'echo "sbatch $*, attempts $ATTEMPTS, without $LEAVE_OUT" > asked')
     (tmp_path / "verdict-42.json").write_text(verdict("may_help"))  # of an earlier run of the same job
-    done = run(["bash", "-c", block("bash")], tmp_path, SLURM_JOB_ID="42", **environment)
+    done = run(["bash", BATCH_SCRIPT], tmp_path, SLURM_JOB_ID="42", **environment)
     assert (done.returncode, done.stderr) == (code, "")
     told = tmp_path / "asked"
     assert (told.read_text().strip() if told.exists() else "") == asked
@@ -108,7 +101,7 @@ def test_the_entry_point_maps_what_is_useless_to_93(
     path = tmp_path / "verdict.json"
     path.write_text(verdict("useless"))
     write = "" if written is None else f"echo '{written}' > {path}; "
-    command = ["sh", "-c", block("sh"), "entry.sh", "sh", "-c", f"{write}exit {code}"]
+    command = ["sh", ENTRY_POINT, "sh", "-c", f"{write}exit {code}"]
     done = run(command, tmp_path, COUNTOFF_VERDICT_FILE=str(path))
     assert (done.returncode, done.stdout, done.stderr) == (mapped, "", "")
 
@@ -116,7 +109,7 @@ def test_the_entry_point_maps_what_is_useless_to_93(
 def test_the_entry_point_hands_sigterm_on(tmp_path: Path) -> None:
     """A pod that is deleted may save a checkpoint: the entry point waits until the program has ended."""
     program = "sleep 30 & trap 'kill $!; echo saved; exit 7' TERM; echo begun; wait"
-    command = ["sh", "-c", block("sh"), "entry.sh", "sh", "-c", program]
+    command = ["sh", ENTRY_POINT, "sh", "-c", program]
     path = str(tmp_path / "verdict.json")
     with subprocess.Popen(
         command, env={**os.environ, "COUNTOFF_VERDICT_FILE": path}, stdout=subprocess.PIPE, text=True
@@ -126,11 +119,6 @@ def test_the_entry_point_hands_sigterm_on(tmp_path: Path) -> None:
         entry.send_signal(signal.SIGTERM)
         assert entry.stdout.readline() == "saved\n"
         assert entry.wait(30) == 7
-
-
-def test_the_wrapper_of_the_page_is_the_example() -> None:
-    """The page shows the program that the tests run."""
-    assert WRAPPER.read_text(encoding="utf-8").endswith(block("python"))
 
 
 @pytest.mark.parametrize(

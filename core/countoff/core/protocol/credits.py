@@ -52,7 +52,7 @@ _ANSWER_SHARE = 1 / 4
 _HOST_SECONDS = 3 * 10e-6
 """What each that speaks with the store costs its host per block: an ``add``, a ``wait`` and a ``get``.
 
-docs/scale.md ("Even epochs") has what one of these was measured to take.
+docs/costs.md ("Even epochs") has what one of these was measured to take.
 """
 _BLOCK_LIMIT = 1 << 20
 _COUNTERS = 2

@@ -12,7 +12,7 @@ from tests.paths import ROOT
 from tests.test_docs import PAGES, blocks
 
 PYTHON = {str(page.relative_to(ROOT)): found for page in PAGES if (found := blocks(page, "python"))}
-RUN = {"docs/command-line.md": [0], "docs/ranks.md": [0, 1, 2], "docs/write-an-adapter.md": [2]}
+RUN = {"docs/ranks.md": [0, 1, 2], "docs/write-an-adapter.md": [2]}
 """The blocks that need no ranks and nothing of the reader's, by page."""
 VALUE = re.compile(r"^(?P<expression>(?:\w+\.)*\w+(?:\([^#\n]*\))?(?:, [\w.]+)*)  # (?P<shown>.*)$", re.MULTILINE)
 """A line with an expression and its value, and perhaps what that means, after a colon."""
@@ -80,7 +80,7 @@ def test_blocks_that_need_no_ranks_run(page: str) -> None:
 def test_every_value_on_a_page_is_compared() -> None:
     """Most of the expressions that run have a value: the lines are found."""
     found = {page: [len(VALUE.findall(PYTHON[page][number])) for number in RUN[page]] for page in RUN}
-    assert found == {"docs/command-line.md": [3], "docs/ranks.md": [5, 0, 0], "docs/write-an-adapter.md": [0]}
+    assert found == {"docs/ranks.md": [5, 0, 0], "docs/write-an-adapter.md": [0]}
 
 
 def as_module(page: str) -> str:

@@ -3,7 +3,7 @@
     python -m docs.draw_pictures runs/uneven
 
 Run it from the root of the repository. `uneven.png` is a real run with uneven data, whose trace is in the directory
-that is given; the others are the traces of jobs that tests/example_traces.py writes.
+that is given; `slow.png` is the trace of a job that tests/example_traces.py writes.
 """
 
 from __future__ import annotations
@@ -38,16 +38,12 @@ def main() -> None:
     _PICTURES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary)
-        example_traces.stalled(directory / "stall")
-        example_traces.healthy(directory / "healthy")
         example_traces.healthy(directory / "slow", ranks=8, hosts=2, loader={2: 0.45})
         with chromium(directory / "profile", size="1040,1000") as browser:
             scheme = [{"name": "prefers-color-scheme", "value": "light"}]
             browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": scheme})
             browser.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})
             draw(browser, uneven, "uneven", "h1, .bad, #timeline, #partings")
-            draw(browser, directory / "stall", "stall", "#timeline")
-            draw(browser, directory / "healthy", "healthy", "h1, #timeline")
             draw(
                 browser,
                 directory / "slow",

@@ -1,7 +1,5 @@
 """The format of the trace is documented, and its names can be read back."""
 
-import re
-
 import pytest
 
 from countoff.core.checks.check import FitStart
@@ -15,7 +13,6 @@ from countoff.core.trace.format import (
     COMPARED_PLAN,
     COMPARED_SETTINGS,
     INCIDENT,
-    LINES,
     RANKS_FILE,
     STACKS_FILE,
     VERDICT_FILE,
@@ -25,17 +22,6 @@ from countoff.core.trace.format import (
 from tests.paths import DOCS
 
 PAGE = (DOCS / "seeing.md").read_text()
-ROWS = {row[1]: row[2] for row in re.finditer(r"^\| `(\w\w+)` \|[^|]*\|(.*)\|$", PAGE, re.MULTILINE)}
-
-
-def test_the_page_has_every_kind_of_line() -> None:
-    assert list(ROWS) == list(LINES)
-
-
-@pytest.mark.parametrize("kind", LINES)
-def test_the_page_has_every_key(kind: str) -> None:
-    keys = LINES[kind]
-    assert [key for key in (*keys.required, *keys.optional) if f"`{key}`" not in ROWS[kind]] == []
 
 
 def test_the_page_has_the_files_of_an_incident() -> None:

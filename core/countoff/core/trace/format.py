@@ -56,41 +56,47 @@ class Keys(NamedTuple):
 
 
 LINES: dict[str, Keys] = {
-    # A fit begins: what this rank is, and what it was begun with; `before` is the number of optimizer steps before the
-    # checkpoint from which it resumes, `part` has the ranks that are compared, if they are a part of the job.
+    # A fit begins: the number of this format, the rank and the ranks in the job, what the launcher calls this run
+    # (as in the verdict file), versions, settings that are not the defaults, and what is known of the fit; `before`
+    # is the number of optimizer steps before the checkpoint from which it resumes, `part` has the ranks that are
+    # compared, if they are a part of the job.
     "begin": Keys(
         ("v", "rank", "world", "host", "pid", "run", "versions", "settings", "plan"),
         ("framework", "before", "part"),
     ),
-    # How far this host's clock is ahead of rank 0's, in seconds, and by how much that may be wrong.
+    # How far this host's clock is ahead of rank 0's, in seconds, and by how much that may be wrong: about once a
+    # minute, in the file of the lowest rank of each host but rank 0's. The last one holds for all ranks of the
+    # host.
     "clock": Keys(("ahead", "error")),
-    # A span opens: `at` is the number of batches before a resume; the learning rates, where they have changed, and the
-    # optimizer steps of the fit at which they are in force.
+    # A span opens: whether it is an evaluation; `at` is the number of batches before a resume; the learning rates,
+    # where they have changed, and the optimizer steps of the fit at which they are in force.
     "open": Keys(("span",), ("eval", "at", "s", "lr")),
-    # Batches of the innermost span, optimizer steps of the fit, seconds waited for the loader in the span, and the
-    # learning rates where they have changed.
+    # Every 5 s within a span: batches of the innermost span, optimizer steps of the fit, seconds waited for the
+    # loader in the span, and the learning rates where they have changed.
     "tick": Keys(("b", "s", "l"), ("lr",)),
-    # No batch began for `s` seconds from `t` on; `in` and `at` say where the main thread was.
+    # No batch began for `s` seconds from `t` on: longer than a second, and than three usual batches. `in` says
+    # where the main thread was ("loader", "collective" or "code"), `at` at which lines of the user's own code.
     "pause": Keys(("s", "in", "at")),
-    # A span closes; `why` is its reason, the rest as for a tick, and what its loader had left or repeated.
+    # A span closes; `why` is its reason ("exhausted", "stopped" or "exited"), the rest as for a tick, and what its
+    # loader had left or repeated.
     "close": Keys(("span", "why", "b", "s", "l"), ("unused", "repeated", "lr")),
     # A warning, as this rank has printed it.
     "warning": Keys(("verdict",)),
     # Rank 0 knows when each rank has closed a span: seconds from the first to the last, and which were the last.
     "roll": Keys(("span", "spread", "last")),
-    # Rank 0 knows that all ranks have read each of so many samples once in a train epoch; how many of them once more,
-    # and how many not at all, as planned.
-    "once": Keys(("span", "rows"), ("repeated", "dropped")),
-    # The true totals and those that the framework reports, by metric, and the optimizer steps after which the learning
-    # rate's schedule ends; when they are known or change. On rank 0, and on every rank after a `PlanMismatch`.
+    # The true totals and those that the framework reports, by metric, and the optimizer steps after which the
+    # learning rate's schedule ends; when they are known or change. On rank 0, and on every rank after a
+    # `PlanMismatch`.
     "totals": Keys(("true", "reported"), ("horizon",)),
-    # Where the main thread was, at a stall or a verdict; the innermost frame comes first.
+    # Where the main thread was, at a stall or a verdict: as `in` of a pause, and its frames, the innermost one
+    # first.
     "stacks": Keys(("state", "frames")),
     # The verdict that has ended the fit, or with `on_divergence="warn"` only the comparison.
     "verdict": Keys(("verdict",)),
     # Lines were dropped, because the file system was slower than they came.
     "dropped": Keys(("lines",)),
-    # The fit has ended, and how; `what` is the exception or the signal. No line: its process was killed, or still runs.
+    # The fit has ended, and how: "finished", "verdict", "failed", "signal" (SIGTERM) or "closed" (left without its
+    # end); `what` is the exception or the signal. No line: its process was killed, or still runs.
     "end": Keys(("how",), ("what",)),
 }
 """The kinds of lines and their keys. A reader skips a kind that it does not know."""

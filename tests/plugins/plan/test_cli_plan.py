@@ -338,11 +338,7 @@ def test_a_terminal_gets_colours_and_lines_wrapped_at_words(run: Run, monkeypatc
     assert plain.split() == whole.split()
 
 
-def test_the_codes_are_the_documented_ones() -> None:
-    """Each has its row in the table, and what `countoff explain` says of it."""
-    page = PAGE.read_text().partition("## What is wrong")[2].partition("\n## ")[0]
-    rows = [f"| `{code}` | {meaning} |" for code, meaning in CODES.items()]
-    assert re.findall(r"^\| `.*\|$", page, re.MULTILINE) == rows
+def test_each_code_has_its_cause_and_what_to_do() -> None:
     assert ADVICE.keys() == CODES.keys()
 
 

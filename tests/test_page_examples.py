@@ -12,7 +12,7 @@ from tests.paths import ROOT
 from tests.test_docs import PAGES, blocks
 
 PYTHON = {str(page.relative_to(ROOT)): found for page in PAGES if (found := blocks(page, "python"))}
-RUN = {"docs/ranks.md": [0, 1, 2], "docs/write-an-adapter.md": [2]}
+RUN = {"docs/ranks.md": [0, 1, 2]}
 """The blocks that need no ranks and nothing of the reader's, by page."""
 VALUE = re.compile(r"^(?P<expression>(?:\w+\.)*\w+(?:\([^#\n]*\))?(?:, [\w.]+)*)  # (?P<shown>.*)$", re.MULTILINE)
 """A line with an expression and its value, and perhaps what that means, after a colon."""
@@ -34,10 +34,10 @@ GIVEN = {
 }
 """What a page says in words before its first block."""
 READERS = """
-ITERATIONS MINIBATCH MyStreamingDataset PASSES accelerator args batch_size batches build_dataloader_from_args config
-context_stack data ddp dp_degree dp_rank ema_model epoch epochs eval_loader extra files_of get_batch
+MyStreamingDataset accelerator args batch_size batches build_dataloader_from_args config
+context_stack data ddp dp_degree dp_rank epoch epochs eval_loader extra files_of get_batch
 get_linear_schedule_with_warmup gradient_accumulation_steps iter_num loader loss_of main mesh model network optimizer
-path rollouts scheduler train train_loader train_state warmup_steps webhook world_mesh writer
+path scheduler train train_loader train_state warmup_steps webhook world_mesh writer
 """
 """Names of the reader's own program. Any other one has to be made or imported on its page."""
 WRONG = """\
@@ -80,7 +80,7 @@ def test_blocks_that_need_no_ranks_run(page: str) -> None:
 def test_every_value_on_a_page_is_compared() -> None:
     """Most of the expressions that run have a value: the lines are found."""
     found = {page: [len(VALUE.findall(PYTHON[page][number])) for number in RUN[page]] for page in RUN}
-    assert found == {"docs/ranks.md": [5, 0, 0], "docs/write-an-adapter.md": [0]}
+    assert found == {"docs/ranks.md": [5, 0, 0]}
 
 
 def as_module(page: str) -> str:

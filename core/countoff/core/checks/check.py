@@ -15,6 +15,7 @@ from countoff.core.protocol.counters import SpanCounters, TickPlace
 from countoff.core.protocol.evidence import Evidence
 from countoff.core.protocol.fit_records import SchedulePlan, SharedModel, SplitSample
 from countoff.core.protocol.micro_batches import MicroBatchLog
+from countoff.core.protocol.observer import Observer
 from countoff.core.protocol.rates import RateLog
 from countoff.core.protocol.records import FitPlan, Reason, Records
 from countoff.core.verdict import Level, Verdict
@@ -68,6 +69,8 @@ class OwnRank(Protocol):
     def micro_batches(self) -> MicroBatchLog: ...  # noqa: D102
     @property
     def rates(self) -> RateLog: ...  # noqa: D102
+    @property
+    def observer(self) -> Observer | None: ...  # noqa: D102
     def train_span(self) -> SpanCounters | None: ...  # noqa: D102
     def find(self, verdict: Verdict) -> object: ...  # noqa: D102
 

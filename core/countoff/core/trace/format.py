@@ -84,6 +84,9 @@ LINES: dict[str, Keys] = {
     "warning": Keys(("verdict",)),
     # Rank 0 knows when each rank has closed a span: seconds from the first to the last, and which were the last.
     "roll": Keys(("span", "spread", "last")),
+    # Rank 0 knows that all ranks have read each of so many samples once in a train epoch; how many of them once
+    # more, and how many not at all, as planned.
+    "once": Keys(("span", "rows"), ("repeated", "dropped")),
     # The true totals and those that the framework reports, by metric, and the optimizer steps after which the
     # learning rate's schedule ends; when they are known or change. On rank 0, and on every rank after a
     # `PlanMismatch`.

@@ -220,13 +220,18 @@ def outcome(trainer: pl.Trainer, model: torch.nn.Module) -> dict[str, Any]:
 
 
 def logged(directory: Path) -> dict[str, float]:
-    """The last value of every metric that a CSVLogger wrote."""
+    """The last value of every metric that a CSVLogger wrote, and its hyperparameters."""
     import csv
 
+    import yaml
+
     values: dict[str, float] = {}
-    with open(next(directory.rglob("metrics.csv")), newline="") as file:
-        for line in csv.DictReader(file):
-            values |= {name: float(value) for name, value in line.items() if value}
+    for path in directory.rglob("metrics.csv"):
+        with open(path, newline="") as file:
+            for line in csv.DictReader(file):
+                values |= {name: float(value) for name, value in line.items() if value}
+    for path in directory.rglob("hparams.yaml"):
+        values |= yaml.safe_load(path.read_text())
     return values
 
 

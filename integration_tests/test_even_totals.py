@@ -100,8 +100,7 @@ def fit_and_read_log(_: int) -> dict[str, dict[str, float]]:
 def test_lightning_logs_the_totals_of_all_ranks(run_ranks):
     """Lightning's loggers get the totals of the common epoch once it has ended, and the run has as many steps."""
     for found in run_ranks(fit_and_read_log, 2, 0, deadline_seconds=60)[0].value.values():
-        assert found["countoff/batches_per_epoch"] == 5
+        assert found["countoff/num_training_batches"] == 5
         assert found["countoff/steps_per_epoch"] == 3
-        assert found["countoff/total_steps"] == found["steps"] == 6
+        assert found["countoff/estimated_stepping_batches"] == found["steps"] == 6
         assert found["countoff/global_batch_size"] == BATCH_SIZE * 2 * 2
-        assert "countoff/samples_per_epoch" not in found

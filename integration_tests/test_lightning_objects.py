@@ -229,14 +229,8 @@ def rows_of(directory: Path) -> list[dict[str, str]]:
     return [{name: value for name, value in row.items() if value and name not in ("epoch", "step")} for row in rows]
 
 
-def test_loggers_get_no_empty_row_and_no_total_twice(run_ranks):
-    """A CSVLogger gets the rows that it gets without countoff, and each total once, since none changes."""
+def test_loggers_get_no_row_more(run_ranks):
+    """A CSVLogger gets the rows that it gets without countoff."""
     results = run_ranks(rows_logged, 2, Job(even=40, trainer={"max_epochs": 3}))
     plain, counted = results[0].value
-    assert all(counted)
-    own = [row for row in counted if any(name.startswith("countoff/") for name in row)]
-    assert [row for row in counted if row not in own] == plain
-    assert sum("countoff/batches_per_epoch" in row for row in own) == 1
-    assert sum("countoff/dp_degree" in row for row in own) == 1
-    measured = [tuple(row.items()) for row in own if "countoff/spread_seconds" in row]
-    assert len(set(measured)) == len(measured) >= 1
+    assert counted == plain != []

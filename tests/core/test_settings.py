@@ -37,7 +37,7 @@ def test_nothing_given_is_the_defaults() -> None:
 
 
 def test_the_defaults_are_the_documented_ones() -> None:
-    documented = (True, "raise", {}, "log", "raise", "warn", 180.0, 15.0, 60.0, True, 0, None, None, (), None)
+    documented = (True, "raise", {}, "show", "raise", "warn", 180.0, 15.0, 60.0, True, 0, None, None, (), None)
     assert tuple(vars(Settings()).values()) == documented
 
 
@@ -109,7 +109,7 @@ def test_every_option_has_an_environment_variable(
     [
         ("COUNTOFF", "2", "1, true, on, yes, 0, false, off, no"),
         ("COUNTOFF_ON_DIVERGENCE", "Raise", "'raise' or 'warn'"),
-        ("COUNTOFF_TOTALS", "1", "'log' or 'fix'"),
+        ("COUNTOFF_TOTALS", "1", "'show' or 'fix' or 'off'"),
         ("COUNTOFF_UNEVEN_TRAIN", "warn", "'raise' or 'stop' or 'repeat'"),
         ("COUNTOFF_UNEVEN_EVAL", "0,1", "'warn' or 'raise' or 'allow' or 'off' or 'stop'"),
         ("COUNTOFF_STALL_SECONDS", "nan", "a finite number of seconds above 0"),
@@ -139,7 +139,7 @@ def test_a_bad_variable_is_refused_with_good_values(
         ("enabled", "on"),
         ("on_divergence", "ignore"),
         ("on_divergence", True),
-        ("totals", ["log"]),
+        ("totals", ["show"]),
         ("uneven_train", "allow"),
         ("levels", {"Stalled": "stop"}),
         ("levels", {"WrongHorizon": "raise"}),

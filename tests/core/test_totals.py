@@ -81,3 +81,13 @@ def test_a_common_length_says_nothing_about_this_ranks_loader() -> None:
     wrong.take_common(5)
     assert wrong.wrong_length() is not None
     assert wrong.shorter_than_reported == 7
+
+
+def test_epochs_that_differ_tell_no_length() -> None:
+    """An epoch shows the length of the next ones only as long as all have been alike."""
+    totals = totals_of(samples_per_rank=None, dataset_size=None, reported_batches=None)
+    found: list[int | None] = []
+    for batches in (7, 7, 6, 7):
+        totals.observe(batches)
+        found.append(totals.plan.batches_per_epoch)
+    assert found == [7, 7, None, None]

@@ -49,7 +49,7 @@ class OptionValues(TypedDict, total=False):
     enabled: bool | None
     on_divergence: Literal["raise", "warn"] | None
     levels: Mapping[str, Level] | None
-    totals: Literal["log", "fix"] | None
+    totals: Literal["show", "fix", "off"] | None
     uneven_train: Literal["raise", "stop", "repeat"] | None
     uneven_eval: Literal["warn", "raise", "allow", "off", "stop"] | None
     stall_seconds: float | None
@@ -161,7 +161,7 @@ _RULES: dict[str, _Rule] = {
         checked,
         parsed,
     ),
-    "totals": _choice("log", "fix"),
+    "totals": _choice("show", "fix", "off"),
     "uneven_train": _choice("raise", "stop", "repeat"),
     "uneven_eval": _choice("warn", "raise", "allow", "off", "stop"),
     "stall_seconds": _SECONDS,
@@ -194,7 +194,8 @@ class Settings:
         on_divergence: The effect of a proof that ranks are out of step: an error on every rank, or one warning.
         levels: By kind of verdict, whether a finding is an error, a warning or nothing, where that is not the default;
             see `countoff.core.levels.LEVELS`.
-        totals: Whether true totals are only logged, or also set in the framework if they are proven.
+        totals: Whether the progress bars and loggers of the framework get the true totals, which changes nothing that
+            trains; whether proven ones are also set as its lengths; or neither.
         uneven_train: The effect of different numbers of train batches: an error, an epoch that stops on every rank
             with the shortest one, or short ranks that repeat batches until the longest one ends.
         uneven_eval: The effect of different numbers of evaluation batches: a warning, an error, nothing, or an
@@ -219,7 +220,7 @@ class Settings:
     enabled: bool = True
     on_divergence: Literal["raise", "warn"] = "raise"
     levels: Mapping[str, Level] = field(default_factory=dict[str, Level])
-    totals: Literal["log", "fix"] = "log"
+    totals: Literal["show", "fix", "off"] = "show"
     uneven_train: Literal["raise", "stop", "repeat"] = "raise"
     uneven_eval: Literal["warn", "raise", "allow", "off", "stop"] = "warn"
     stall_seconds: float = 180.0

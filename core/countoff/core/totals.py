@@ -11,6 +11,17 @@ from countoff.core.counts.batches import check_count
 from countoff.core.plan import BatchPlan, LoaderFacts
 from countoff.core.verdict import Verdict
 
+LOGGED = (
+    "batches_per_epoch",
+    "steps_per_epoch",
+    "total_steps",
+    "global_batch_size",
+    "samples_repeated",
+    "samples_dropped",
+    "tokens_per_step",
+)
+"""What the loggers of a framework get of a plan."""
+
 
 class Totals:
     """The true totals, as far as they are known until now.
@@ -62,21 +73,13 @@ class Totals:
         Args:
             reported: Batches per epoch and rank as they are reported now; None if that is not known.
         """
-        if reported is None or reported == self._facts.reported_batches or self._varies:
-            return
-        self._varies = True
-        self._facts = replace(
-            self._facts,
-            reported_batches=None,
-            samples_per_rank=None,
-            dataset_size=None,
-            one_pass=None,
-            known_batches=None,
-        )
-        self._update()
+        if reported is not None and reported != self._facts.reported_batches and not self._varies:
+            self._vary()
 
     def observe(self, batches: int) -> None:
         """Updates the plan after an epoch whose loader was exhausted.
+
+        Where two epochs differ, no length holds for all epochs.
 
         Args:
             batches: Batches of this epoch on this rank, at least 0.
@@ -84,9 +87,13 @@ class Totals:
         limited = self._own.reported_batches_per_epoch
         if batches == limited and limited != self._own.reported_batches:
             return  # The epoch ended at the user's limit, so its length is not that of the loader.
-        if not self._own.proven and batches and not self._varies:
+        if self._own.proven or not batches or self._varies:
+            return
+        if self._facts.known_batches in (None, batches):
             self._facts = replace(self._facts, known_batches=batches)
             self._update()
+        else:
+            self._vary()
 
     def take_common(self, batches: int | None, *, proven: bool = False) -> None:
         """Updates the plan where ranks take the same number of batches, which may not be that of this rank's loader.
@@ -154,6 +161,19 @@ class Totals:
         if whole is None or batches is None or size is None:
             return None
         return sharded_twice(dataset_size=whole, ways=self._dp_degree, batches=batches, batch_size=size)
+
+    def _vary(self) -> None:
+        """Takes note that no length holds for all epochs."""
+        self._varies = True
+        self._facts = replace(
+            self._facts,
+            reported_batches=None,
+            samples_per_rank=None,
+            dataset_size=None,
+            one_pass=None,
+            known_batches=None,
+        )
+        self._update()
 
     def _update(self) -> None:
         self.plan = self._own = BatchPlan.of(self._facts, dp_degree=self._dp_degree)

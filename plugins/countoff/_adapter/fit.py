@@ -22,7 +22,7 @@ from countoff.core.checks.short import EpochEnd, ShortEpochs, judge_run
 from countoff.core.data.plain import ABSENT, attribute_of
 from countoff.core.part import Part
 from countoff.core.protocol.fit_records import SchedulePlan, SharedModel, SplitSample
-from countoff.core.totals import Totals
+from countoff.core.totals import LOGGED, Totals
 
 __all__ = ["Fit", "OwnRank", "plan_of"]
 
@@ -373,11 +373,21 @@ class Fit:
         return {**self._totals_known(), **self.guard.metrics}
 
     def news(self) -> dict[str, float]:
-        """Returns the totals that are not as they were at the last call, and all measurements if one of them is not."""
-        totals, measured = self._totals_known(), self.guard.metrics
-        news = {name: value for name, value in totals.items() if self._told.get(name) != value}
-        if any(self._told.get(name) != value for name, value in measured.items()):
-            news |= measured
+        """Returns the totals for the framework's loggers that are not as they were at the last call."""
+        totals = self._totals_known()
+        known = {name: totals[f"countoff/{name}"] for name in LOGGED if f"countoff/{name}" in totals}
+        return self.changed({f"countoff/{self._words.names.get(name, name)}": value for name, value in known.items()})
+
+    def unused(self) -> dict[str, float]:
+        """Returns how many batches of uneven ranks were left or repeated, if that is not as at the last call."""
+        measured = self.guard.metrics
+        return self.changed({name: value for name, value in measured.items() if name.startswith("countoff/batches_")})
+
+    def changed(self, found: Mapping[str, float]) -> dict[str, float]:
+        """Returns those of the numbers for the framework's loggers that they do not have; none with `totals="off"`."""
+        if self.settings.totals == "off":
+            return {}
+        news = {name: value for name, value in found.items() if self._told.get(name) != value}
         self._told |= news
         return news
 

@@ -70,8 +70,9 @@ class Options:
         on_divergence: `raise` ends the job with the verdict, `warn` prints it once and continues training.
         levels: By kind of verdict, whether a finding is an error (`raise`), a warning (`warn`) or nothing (`off`),
                 where that is not the default.
-        totals: `log` logs the true totals, `fix` also sets the framework's own length where the true one is proven to
-                be shorter.
+        totals: `show` gives the true totals to the framework's progress bars and loggers, which changes nothing that
+                trains. `fix` also sets the framework's own length where the true one is proven to be shorter; limits,
+                schedules and evaluations follow it. `off` does neither.
         uneven_train: What to do about train loaders of different lengths: `raise` ends the job, `stop` ends each epoch
                 on every rank with the shortest one, `repeat` lets short ranks repeat batches until the longest ends.
         uneven_eval: What to do about evaluations of different lengths: `warn`, `raise`, `allow`, or `stop`, which ends
@@ -102,7 +103,7 @@ class Options:
         enabled: bool | None = None,
         on_divergence: Literal["raise", "warn"] | None = None,
         levels: dict[str, Literal["raise", "warn", "off"]] | None = None,
-        totals: Literal["log", "fix"] | None = None,
+        totals: Literal["show", "fix", "off"] | None = None,
         uneven_train: Literal["raise", "stop", "repeat"] | None = None,
         uneven_eval: Literal["warn", "raise", "allow", "off", "stop"] | None = None,
         stall_seconds: float | None = None,

@@ -47,6 +47,7 @@ class Words:
         stepping: How a scheduler is stepped.
         only: By kind of verdict, when the adapter can report it, if that is not always.
         cannot: By kind of verdict, why the adapter cannot report it.
+        names: What the framework calls a total, by countoff's name for it, where it has one.
     """
 
     framework: str
@@ -55,6 +56,7 @@ class Words:
     stepping: Stepping = field(default_factory=Stepping)
     only: Mapping[str, str] = field(default_factory=dict[str, str])
     cannot: Mapping[str, str] = field(default_factory=dict[str, str])
+    names: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def kinds(self) -> Collection[str]:

@@ -16,7 +16,7 @@ __all__ = ["CountoffCallback"]
 
 
 class CountoffCallback(Options):
-    """Checks that all ranks count the same batches and steps, and logs the true totals.
+    """Checks that all ranks count the same batches and steps, and shows the true totals.
 
     Every rank's Trainer must have it. The options, and the error for a bad one, are those of `Options`.
 
@@ -95,6 +95,13 @@ class CountoffCallback(Options):
         if self._fit is not None and not trainer.sanity_checking:
             self._fit.evaluations.batch_start(dataloader_idx)
 
+    def on_validation_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Shows the evaluation's true length, once its bar has begun."""
+        if self._fit is not None and not trainer.sanity_checking:
+            self._fit.evaluations.batch_end(batch_idx, dataloader_idx)
+
     def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Closes the evaluation."""
         if self._fit is not None and not trainer.sanity_checking:
@@ -104,6 +111,7 @@ class CountoffCallback(Options):
 
     on_test_start = on_validation_start
     on_test_batch_start = on_validation_batch_start
+    on_test_batch_end = on_validation_batch_end
     on_test_epoch_end = on_validation_epoch_end
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:

@@ -2,14 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from countoff._adapter.fit import Fit
+from countoff._lightning import bars
 from countoff._lightning.even_fetches import EvenFetches, EvenLoaders
-from countoff._lightning.fetchers import count, fetcher_of, seen_exhausted
-from countoff._lightning.trainer import eval_loop, has_loaders_in_a_row, log, metrics_of_evaluation
+from countoff._lightning.fetchers import count, fetcher_of, module_fetches, seen_exhausted
+from countoff._lightning.trainer import (
+    eval_loop,
+    evaluation_facts_of,
+    has_loaders_in_a_row,
+    log,
+    metrics_of_evaluation,
+)
+from countoff.core import BatchPlan, LoaderFacts
 
 __all__ = ["Evaluations"]
+
+
+class ObservedLengths:
+    """How many batches the loaders of evaluations have had, as long as every evaluation has had the same.
+
+    Attributes:
+        known: Batches of each loader, by its place; none of a loader whose evaluations have differed.
+    """
+
+    def __init__(self) -> None:
+        self.known: dict[int, int] = {}
+        self._before: dict[int, set[int]] = {}
+
+    def ended(self, batches: Mapping[int, int]) -> None:
+        """Takes note of an evaluation that has had so many batches of each loader, and none left."""
+        for place, length in batches.items():
+            self._before.setdefault(place, set()).add(length)
+        self.known = {place: min(lengths) for place, lengths in self._before.items() if len(lengths) == 1}
 
 
 class Evaluations:
@@ -26,12 +53,16 @@ class Evaluations:
         self._guard = fit.guard
         self._pass: EvenFetches | EvenLoaders | None = None
         self._from_start = True
+        self._facts: dict[int, LoaderFacts] = {}  # by the place of the loader, as the others
+        self._lengths = ObservedLengths()
+        self._seen: dict[int, int] = {}
 
     def start(self) -> None:
         """Opens an evaluation's span, or that of its first loader, and makes it even where ranks are to end alike."""
         trainer, guard, loop = self._trainer, self._guard, eval_loop(self._trainer)
         name, inside = "test" if trainer.testing else "validation", guard.open_span is not None
         self._from_start = not loop.batch_progress.current.ready  # else Lightning counts those before a checkpoint
+        self._facts, self._seen = evaluation_facts_of(loop, self._fit.own), {}
 
         def open_span(name: str) -> None:
             guard.eval_start(name, train_exhausted=inside and seen_exhausted(trainer.fit_loop))
@@ -61,14 +92,35 @@ class Evaluations:
             self._guard.eval_loader(loader_index)
         count(self._guard, eval_loop(self._trainer))
 
+    def batch_end(self, index: int, loader_index: int) -> None:
+        """Shows the true length in Lightning's bar, which has begun by the end of a loader's first batch.
+
+        Args:
+            index: The batch's number in its loader.
+            loader_index: Which of the evaluation's loaders it is from.
+        """
+        if loader_index not in self._seen and self._fit.settings.totals != "off":
+            bars.show(self._trainer, "test" if self._trainer.testing else "val", self._length(loader_index))
+        self._seen[loader_index] = index + 1
+
     def end(self) -> None:
         """Closes the evaluation, and logs how much it has read, where that is proven."""
-        loop = eval_loop(self._trainer)
+        loop, found = eval_loop(self._trainer), dict[str, float]()
         done = fetcher_of(loop, "done")
-        found = metrics_of_evaluation(loop, self._fit.own) if done and self._from_start else {}
+        if done and self._from_start:
+            found = metrics_of_evaluation(loop, self._facts, self._fit.own.dp_degree)
+            self._lengths.ended(self._seen)
         self.leave()
         self._guard.eval_end("exhausted" if done else "stopped")
-        log(self._trainer, found)
+        log(self._trainer, self._fit.changed(found))
+
+    def _length(self, loader_index: int) -> int | None:
+        """The batches of a loader of this evaluation, as its arithmetic or the evaluations before tell; else None."""
+        if self._trainer.reload_dataloaders_every_n_epochs or module_fetches(eval_loop(self._trainer)):
+            return None  # it may be another loader, or Lightning counts no batches
+        if loader_index in self._facts:
+            return BatchPlan.of(self._facts[loader_index], dp_degree=self._fit.own.dp_degree).batches_per_epoch
+        return self._lengths.known.get(loader_index)
 
     def leave(self) -> None:
         """Takes back what was put on the loop for this evaluation. Does nothing when called again."""

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from torch.utils.data import DataLoader
+
 from countoff._adapter.even_loaders import saves_state
 from countoff._adapter.fit import NO_LOADERS, Fit, OwnRank
 from countoff._adapter.leaving import LeftFit
@@ -14,6 +16,7 @@ from countoff._adapter.mesh_position import data_position
 from countoff._adapter.schedule_watch import run_length
 from countoff._adapter.sharded_passes import count_sharded_passes
 from countoff._adapter.torch_facts import on_optimizer_step, versions
+from countoff._adapter.whole_epochs import may_begin_inside
 from countoff._lightning.checkpoints import record_of, restore
 from countoff._lightning.evaluations import Evaluations
 from countoff._lightning.fetchers import seen_exhausted
@@ -23,6 +26,7 @@ from countoff._lightning.trainer import (
     announce_requests,
     begun_batches,
     ended_by_epochs,
+    known_of_steps,
     loaders_of,
     log,
     plan_of,
@@ -97,6 +101,7 @@ class LightningFit:
         self._trains = False
         self._run: tuple[Any, ...] | None = None
         self._position = 0
+        self._first_epoch = True
         self.last_record: dict[str, Any] | None = None
 
     def begin(self, record: Any) -> None:
@@ -121,6 +126,8 @@ class LightningFit:
         self._hooks.callback(count_sharded_passes(fit))
         self._run, self._position = run_of(trainer), begun_batches(trainer)
         self._hooks.callback(self.epochs.keep_batches())
+        if self._shows:
+            self._hooks.callback(self.epochs.show_totals())
         if record is not None:
             restore(trainer, self.guard, record)
             self._hooks.callback(self.epochs.open_when_resumed())
@@ -134,14 +141,17 @@ class LightningFit:
     def end_epoch(self) -> None:
         """Closes a train epoch, and learns its length."""
         self._note_end()
+        whole, self._first_epoch = not self._first_epoch or self._begins_whole(), False
         if self.guard.open_span is None:
             return
         even = self.guard.makes_even
         exhausted = self.epochs.leave()
-        notice = self._with_remedy(self._fit.learn_length()) if exhausted else None
+        notice = self._with_remedy(self._fit.learn_length()) if exhausted and (even or whole) else None
+        if exhausted and self._settings.totals != "off":
+            self.epochs.show_total(self.guard.train_batches)
         self.guard.train_end("exhausted" if exhausted else "stopped", notice=notice)
         if even:
-            log(self._trainer, self._fit.news())
+            self._log()
         elif exhausted:
             self._log_totals()
 
@@ -161,7 +171,7 @@ class LightningFit:
         if self._run is not None and self._run == run_of(self._trainer) and ended_by_epochs(self._trainer):
             limit = self._trainer.max_steps
             self._fit.run_ended(steps=self._trainer.global_step, max_steps=None if limit < 0 else limit)
-        log(self._trainer, self._fit.news())
+        self._log()
         self.guard.fit_end()
 
     def leave_by(self, error: BaseException) -> Any:
@@ -201,14 +211,33 @@ class LightningFit:
                 position = 0
             self._fit.epoch_ended(trainer.current_epoch, begun, trainer.train_dataloader, position=position)
 
+    def _begins_whole(self) -> bool:
+        """Whether the first epoch of this fit had all of its batches, and not what was left after a resume."""
+        if self._fit.steps_before:
+            return False
+        with contextlib.suppress(Exception):  # of the user's own objects, or of names outside Lightning's public API
+            loaders = self._trainer.fit_loop._data_fetcher.combined_loader.flattened
+            torchs = [each for each in loaders if isinstance(each, DataLoader)]
+            return not any(map(saves_state, loaders)) and not any(map(may_begin_inside, torchs))
+        return False
+
+    @property
+    def _shows(self) -> bool:
+        """Whether the true length of an epoch may be shown: that of the loader before tells nothing about another."""
+        return self._settings.totals != "off" and not self._trainer.reload_dataloaders_every_n_epochs
+
     def _log_totals(self) -> None:
         """Logs the totals as known by now, and corrects a wrong length where the true one is proven."""
-        log(self._trainer, self._fit.news())
+        self._log()
         totals = self._fit.totals
         length = None if totals is None else totals.shorter_than_reported
         if totals and length and self._settings.totals == "fix" and set_length(self._trainer, length):
             totals.corrected(length)
-            log(self._trainer, self._fit.news())
+            self._log()
+
+    def _log(self) -> None:
+        log(self._trainer, known_of_steps(self._trainer, self._fit.news()))
+        log(self._trainer, self._fit.unused(), constant=False)
 
     def _with_remedy(self, wrong: Verdict | None) -> Verdict | None:
         if wrong is None or self._fit.totals is None:

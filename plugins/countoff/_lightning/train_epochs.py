@@ -13,10 +13,10 @@ from typing import Any
 
 from countoff._adapter.fit import Fit
 from countoff._adapter.hooks import MethodHook
+from countoff._lightning import bars
 from countoff._lightning.even_fetches import EvenFetches, EvenLimits
 from countoff._lightning.fetchers import FetchTimer, countable_fetcher, fetcher_of
-from countoff._lightning.trainer import fingerprint_before_transfer, last_step, log
-from countoff.core import constants
+from countoff._lightning.trainer import fingerprint_before_transfer, last_step
 
 __all__ = ["TrainEpochs"]
 
@@ -42,6 +42,7 @@ class TrainEpochs:
         self._limits: EvenLimits | None = None
         self._pass: EvenFetches | None = None
         self._at_first_batch = True
+        self._shown = True
         self._fetcher: Any = None
         self._last_step: int | None = None
 
@@ -69,6 +70,18 @@ class TrainEpochs:
         """Opens an epoch in whose middle the fit resumes, before its first batch; returns a function that ends that."""
         loop = self._trainer.fit_loop.epoch_loop
         return MethodHook(loop, "on_run_start", after=lambda *_: self._open_resumed()).remove
+
+    def show_totals(self) -> Callable[[], None]:
+        """Shows the true length of each epoch in Lightning's bar; returns a function that ends that.
+
+        Lightning's bar has begun then, and its first batch has not; where it resumes in mid-epoch, it may begin later.
+        """
+        loop = self._trainer.fit_loop.epoch_loop
+        return MethodHook(loop, "on_run_start", before=lambda *_: self.show_total(self._fit.epoch_batches)).remove
+
+    def show_total(self, batches: int | None) -> None:
+        """Shows how many batches the epoch has; None if that is not known."""
+        self._shown = bars.show(self._trainer, "train", batches)
 
     def set_limits(self) -> None:
         """Sets Lightning's own numbers where epochs are made even: it may have loaded the train loader again."""
@@ -99,9 +112,8 @@ class TrainEpochs:
         else:
             over = self._last_step is not None and self._trainer.global_step >= self._last_step
             self._guard.batch(0 if over else fetcher.fetched, last=fetcher.done)
-        if not (index + 1) % constants.TICK_BATCHES:
-            done = self._fit.progress()
-            log(self._trainer, {} if done is None else {"countoff/epoch_progress": done})
+        if not self._shown:
+            self.show_total(self._fit.epoch_batches)
 
     def leave(self) -> bool:
         """Takes back what stands on Lightning's objects for one epoch, which it sets anew in the next one.

@@ -14,11 +14,14 @@ from countoff._adapter.fit import Fit, OwnRank
 from countoff._adapter.hooks import MethodHook
 from countoff._adapter.sampling import fingerprint_batch
 from countoff._adapter.schedule_watch import Schedule
-from countoff._adapter.torch_facts import loader_facts
+from countoff._adapter.torch_facts import loader_facts, of_library
 from countoff._lightning.fetchers import module_fetches
-from countoff.core import FitPlan, Guard, LoaderFacts
+from countoff.core import BatchPlan, FitPlan, Guard, LoaderFacts
 from countoff.core.checks.horizon import RunLength
 from countoff.core.totals import evaluation_metrics
+
+_ADD_HYPERPARAMETERS = "CSVLogger", "WandbLogger"
+_OF_STEPS = ("countoff/steps_per_epoch", "countoff/estimated_stepping_batches", "countoff/global_batch_size")
 
 
 def _finite(number: int | float) -> int | None:
@@ -125,6 +128,12 @@ def _accumulates_alike(trainer: Any) -> bool:
     """Returns whether each optimizer step has as many batches as the Trainer says."""
     anew = any(type(each).__name__ == "GradientAccumulationScheduler" for each in trainer.callbacks)
     return trainer.lightning_module.automatic_optimization and not anew
+
+
+def known_of_steps(trainer: Any, totals: Mapping[str, float]) -> dict[str, float]:
+    """Returns totals without those of optimizer steps, where the Trainer does not tell how many batches one has."""
+    alike = _accumulates_alike(trainer)
+    return {name: value for name, value in totals.items() if alike or name not in _OF_STEPS}
 
 
 def run_of(trainer: Any) -> tuple[Any, ...] | None:
@@ -253,36 +262,64 @@ def has_loaders_in_a_row(loop: Any) -> bool:
     return loader._mode == "sequential" and len(loader.flattened) > 1 and not module_fetches(loop)
 
 
-def metrics_of_evaluation(loop: Any, own: OwnRank) -> dict[str, float]:
-    """Returns how much an evaluation that has just ended has read; empty if that is not proven. It raises nothing.
+def evaluation_facts_of(loop: Any, own: OwnRank) -> dict[int, LoaderFacts]:
+    """Returns the facts of the loaders whose arithmetic proves what they read, by their places. It raises nothing.
 
     Args:
-        loop: The evaluation loop, which has begun this evaluation with its first batch.
+        loop: The evaluation loop, which has begun an evaluation.
         own: This rank.
     """
+    share = {"dp_rank": own.dp_rank, "dp_degree": own.dp_degree}
     with contextlib.suppress(Exception):  # of the user's own objects, or of names outside Lightning's public API
-        fetcher, limits = loop._data_fetcher, loop.max_batches
-        loader = fetcher.combined_loader
-        several = len(loader.flattened) > 1
-        if (several and loader._mode != "sequential") or module_fetches(loop) or fetcher.fetched != sum(limits):
+        loader = loop._data_fetcher.combined_loader
+        if (len(loader.flattened) > 1 and loader._mode != "sequential") or module_fetches(loop):
             return {}
-        found: dict[str, float] = {}
-        for index, (each, limit) in enumerate(zip(loader.flattened, limits, strict=True)):
-            facts = evaluation_facts(each, dp_rank=own.dp_rank, dp_degree=own.dp_degree, limit_batches=limit)
-            if facts is not None:
-                name = f"dataloader_idx_{index}" if several else ""  # as in the names of Lightning's own metrics
-                found |= evaluation_metrics(facts, batches=limit, dp_degree=own.dp_degree, name=name)
+        found: dict[int, LoaderFacts] = {}
+        for place, (each, limit) in enumerate(zip(loader.flattened, loop.max_batches, strict=True)):
+            facts = evaluation_facts(each, limit_batches=limit, **share)
+            if facts is not None and BatchPlan.of(facts, dp_degree=own.dp_degree).proven:
+                found[place] = facts
         return found
     return {}
 
 
-def log(trainer: Any, metrics: Mapping[str, float]) -> None:
-    """Logs metrics, if there are any, to all loggers, on rank 0; `self.log` is not allowed in some of the hooks."""
-    if not (metrics and trainer.is_global_zero):
+def metrics_of_evaluation(loop: Any, known: Mapping[int, LoaderFacts], dp_degree: int) -> dict[str, float]:
+    """Returns how much an evaluation that has just ended has read; empty if that is not proven. It raises nothing.
+
+    Args:
+        loop: The evaluation loop, which has begun this evaluation with its first batch.
+        known: The facts of its loaders, by their places.
+        dp_degree: Shares into which the data is cut, at least 1.
+    """
+    with contextlib.suppress(Exception):  # of names outside Lightning's public API
+        limits, found = loop.max_batches, dict[str, float]()
+        for place, facts in known.items() if loop._data_fetcher.fetched == sum(limits) else ():
+            name = f"dataloader_idx_{place}" if len(limits) > 1 else ""  # as in the names of Lightning's own metrics
+            found |= evaluation_metrics(facts, batches=limits[place], dp_degree=dp_degree, name=name)
+        return found
+    return {}
+
+
+def log(trainer: Any, found: Mapping[str, float], *, constant: bool = True) -> None:
+    """Gives numbers, if there are any, to all loggers, on rank 0; `self.log` is not allowed in some of the hooks.
+
+    CSVLogger and WandbLogger get what is constant with the hyperparameters. Others get metrics: TensorBoardLogger
+    replaces the user's hyperparameters by the latest ones, and MLFlowLogger refuses another value of one.
+
+    Args:
+        trainer: Lightning's Trainer.
+        found: The numbers.
+        constant: Whether they hold for the whole run.
+    """
+    if not (found and trainer.is_global_zero):
         return
     step = getattr(trainer.fit_loop.epoch_loop, "_batches_that_stepped", trainer.global_step)
     for logger in trainer.loggers:
-        logger.log_metrics(dict(metrics), step=step)
+        kind = type(logger)
+        if constant and kind.__name__ in _ADD_HYPERPARAMETERS and of_library(kind, "lightning", "pytorch_lightning"):
+            logger.log_hyperparams(dict(found))
+        else:
+            logger.log_metrics(dict(found), step=step)
 
 
 def set_length(trainer: Any, batches: int) -> bool:

@@ -105,6 +105,7 @@ WORDS = Words(
         "WrongTotal": "Lightning tells no number of samples",
         "NotDistributed": "Lightning launches the processes, or joins them, by itself",
     },
+    names={"batches_per_epoch": "num_training_batches", "total_steps": "estimated_stepping_batches"},
 )
 
 

@@ -202,7 +202,7 @@ Prints the version of countoff.
 _SETTINGS = (
     ("on-divergence", "EFFECT", "raise or warn, where ranks are proven to be out of step"),
     ("levels", "KIND=LEVEL,…", "raise, warn or off, by kind of verdict: Stalled=raise,SameOrder=off"),
-    ("totals", "HOW", "log the true totals, or fix: also set the framework's own where they are proven"),
+    ("totals", "HOW", "show the true totals; fix: also set the framework's own where they are proven; off"),
     ("uneven-train", "HOW", "raise, stop each epoch with the shortest rank, or repeat batches on short ranks"),
     ("uneven-eval", "HOW", "warn, raise, allow, off (compare none), or stop each with the shortest rank"),
     ("stall-seconds", "SECONDS", "without progress of any rank, before a stall is reported"),

@@ -24,7 +24,7 @@ _MORE = Cause(
 WRONG_LENGTH = VerdictKind(
     "WrongLength",
     "`len(loader)` is not the number of batches of one rank, for example because it counts those of all ranks",
-    default="warns, and logs the true totals",
+    default="warns, and shows the true totals",
     ends=False,
 )
 WRONG_TOTAL = VerdictKind(

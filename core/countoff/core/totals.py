@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from countoff.core.checks.framework import judge_length
@@ -10,6 +10,7 @@ from countoff.core.checks.streams import sharded_twice
 from countoff.core.counts.batches import check_count
 from countoff.core.plan import BatchPlan, LoaderFacts
 from countoff.core.verdict import Verdict
+from countoff.core.words import count_of
 
 LOGGED = (
     "batches_per_epoch",
@@ -130,6 +131,11 @@ class Totals:
         proven, reported = self.proven_batches, self._own.reported_batches_per_epoch
         return proven if proven is not None and reported is not None and proven < reported else None
 
+    @property
+    def observed_batches(self) -> int | None:
+        """Batches that every epoch has had until now, where nothing proves them; None if there is no such number."""
+        return self._facts.known_batches
+
     def progress(self, batches: int) -> float | None:
         """Returns the fraction of the epoch that a rank has done after some batches, 0 to 1; None while unknown."""
         total = self.plan.batches_per_epoch
@@ -194,6 +200,47 @@ class Totals:
             # Lightning steps at a common end as at the end of a loader without a length.
             partial_step="applied" if self._facts.partial_step == "at_reported_end" else self._facts.partial_step,
         )
+
+
+def in_words(known: Mapping[str, float], unknown_because: str = "") -> str:
+    """Returns what is known of a run as sentences, a line for each.
+
+    Args:
+        known: The totals, under the names of the metrics.
+        unknown_because: Why the batches of an epoch are not known.
+
+    Example:
+        >>> print(in_words({"countoff/batches_per_epoch": 8, "countoff/steps_per_epoch": 3, "countoff/total_steps": 6,
+        ...     "countoff/global_batch_size": 24, "countoff/samples_repeated": 1, "countoff/samples_dropped": 0}))
+        An epoch has 8 batches on each rank and 3 optimizer steps; the run has 6 steps.
+        A step has 24 samples over all ranks.
+        In an epoch, 1 sample is read again, and 0 samples are not read.
+    """
+    numbers = {name.removeprefix("countoff/"): int(value) for name, value in known.items()}
+
+    def counted(name: str, noun: str) -> str:
+        return count_of(numbers[name], noun) if name in numbers else ""
+
+    of_epoch = [counted("batches_per_epoch", "batch"), counted("steps_per_epoch", "optimizer step")]
+    epoch = " and ".join(filter(None, (of_epoch[0] and f"{of_epoch[0]} on each rank", of_epoch[1])))
+    run = counted("total_steps", "step")
+    of_step = filter(None, (counted("global_batch_size", "sample"), counted("tokens_per_step", "token")))
+    step = " and ".join(of_step)
+    lines = [
+        "; ".join(filter(None, (epoch and f"an epoch has {epoch}", run and f"the run has {run}"))),
+        step and f"a step has {step} over all ranks",
+        _reading(numbers),
+        f"how many batches an epoch has is not known yet: {unknown_because}" if unknown_because else "",
+    ]
+    return "\n".join(f"{line[0].upper()}{line[1:]}." for line in lines if line) or "Nothing is known yet."
+
+
+def _reading(numbers: Mapping[str, int]) -> str:
+    again, never = numbers.get("samples_repeated"), numbers.get("samples_dropped")
+    if again is None or never is None:
+        return ""
+    words = [f"{count_of(number, 'sample')} {'is' if number == 1 else 'are'}" for number in (again, never)]
+    return f"in an epoch, {words[0]} read again, and {words[1]} not read"
 
 
 def evaluation_metrics(facts: LoaderFacts, *, batches: int, dp_degree: int, name: str = "") -> dict[str, float]:

@@ -178,6 +178,25 @@ class CountedLoop:
         done = self.fit.progress()
         return values if done is None else values | {"countoff/epoch_progress": done}
 
+    @property
+    def totals(self) -> str:
+        """What is known of the run, in words."""
+        self.passes.settle()
+        return self.fit.in_words()
+
+    def observed_length(self, loader: Any, name: str | None) -> int | None:
+        """Returns the batches that every pass over a loader has had, where nothing proves them; None if unknown.
+
+        Args:
+            loader: The loader; of a train loader, the one that was trained on last.
+            name: The evaluation's name; None for a train epoch.
+        """
+        if self.fit.settings.totals == "off":
+            return None
+        if name is None:
+            return None if self.fit.totals is None else self.fit.totals.observed_batches
+        return None if self.evaluations is None else self.evaluations.observed_length(name, loader)
+
     def record(self) -> dict[str, Any]:
         """Returns how far this rank has come, for a checkpoint."""
         self.passes.settle()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -36,6 +37,7 @@ class EvaluationTotals:
         self._dp_degree = dp_degree
         self._unnamed = unnamed
         self._found: dict[str, dict[str, float]] = {}
+        self._observed: dict[str, tuple[weakref.ref[Any], set[int]]] = {}
 
     @property
     def metrics(self) -> Mapping[str, float]:
@@ -51,10 +53,26 @@ class EvaluationTotals:
             batches: Batches that this rank has read of it; None if the loop has left it before its end.
         """
         self._found[name] = {}
+        if batches is not None:
+            self._of(name, loader).add(batches)
         with contextlib.suppress(Exception):  # of the user's own loader and sampler
             if batches is not None and (facts := self._facts_of(loader)) is not None:
                 label = "" if name == self._unnamed else name
                 self._found[name] = evaluation_metrics(facts, batches=batches, dp_degree=self._dp_degree, name=label)
+
+    def observed_length(self, name: str, loader: Any) -> int | None:
+        """Returns the batches that every whole pass over a loader has had; None if there is no such number."""
+        lengths = self._of(name, loader)
+        return min(lengths) if len(lengths) == 1 else None
+
+    def _of(self, name: str, loader: Any) -> set[int]:
+        """The lengths of the passes over a loader, of which none are kept if it cannot be held weakly, as a list."""
+        held, lengths = self._observed.get(name, (None, set[int]()))
+        if held is None or held() is not loader:
+            lengths = set()
+            with contextlib.suppress(TypeError):
+                self._observed[name] = weakref.ref(loader), lengths
+        return lengths
 
 
 def evaluation_facts(loader: Any, *, dp_rank: int, dp_degree: int, **known: Any) -> LoaderFacts | None:

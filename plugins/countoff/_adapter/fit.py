@@ -22,7 +22,7 @@ from countoff.core.checks.short import EpochEnd, ShortEpochs, judge_run
 from countoff.core.data.plain import ABSENT, attribute_of
 from countoff.core.part import Part
 from countoff.core.protocol.fit_records import SchedulePlan, SharedModel, SplitSample
-from countoff.core.totals import LOGGED, Totals
+from countoff.core.totals import LOGGED, Totals, in_words
 
 __all__ = ["Fit", "OwnRank", "plan_of"]
 
@@ -371,6 +371,10 @@ class Fit:
     def metrics(self) -> dict[str, float]:
         """The true totals as known by now, and what the roll calls have measured, under the names of the metrics."""
         return {**self._totals_known(), **self.guard.metrics}
+
+    def in_words(self) -> str:
+        """Returns what is known of the run as sentences, a line for each."""
+        return in_words(self._totals_known(), "" if self.totals is None else self.totals.plan.unknown_because)
 
     def news(self) -> dict[str, float]:
         """Returns the totals for the framework's loggers that are not as they were at the last call."""

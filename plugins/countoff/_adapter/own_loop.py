@@ -50,13 +50,15 @@ class OwnLoop(ABC):
         self._planned_length: int | None = None
         self._trained_on: Callable[[], list[Any]] = weakly(())
         self._begun_before = False
+        self._claimed: dict[str | None, int] = {}  # by what is passed over, what `len` of its loader gave last
 
     def train(self, loader: Iterable[Batch], *, epoch: int | None = None, position: int = 0) -> Pass[Batch]:
         """Returns an iterator over one train epoch, which counts each batch as it hands it out.
 
         Collective: every rank must take its first batch. The first one of a fit waits for the other ranks, at most
-        `deadline_seconds`. `len()` of the iterator is that of the loader, where it has one; with `uneven_train`, the
-        number of batches on every rank, where that is proven. A pass that was asked for no batch is none.
+        `deadline_seconds`. `len()` of the iterator, which tqdm shows, is that of the loader; where the loader has none,
+        or the same wrong one as before, it is the number of batches that epochs have shown; with `uneven_train`, it is
+        that of every rank, where that is proven. A pass that was asked for no batch is none.
 
         Args:
             loader: A DataLoader, or anything else that can be iterated, such as ``range(steps)`` in a loop without a
@@ -110,6 +112,17 @@ class OwnLoop(ABC):
         After an evaluation, it also has the samples that all ranks have read there, where they are proven.
         """
         return self._loop.progress()
+
+    @property
+    def totals(self) -> str:
+        """What is known of the run by now, in words: ``print(countoff.totals)``.
+
+        Example:
+            >>> from countoff.torch import Countoff
+            >>> print(Countoff().totals)
+            Nothing is known yet.
+        """
+        return self._loop.totals
 
     def micro_batch(self) -> None:
         """Counts a micro-batch: one forward and backward pass for training. Call it on every rank, or on none."""
@@ -258,25 +271,41 @@ class OwnLoop(ABC):
         self._trained_on = weakly((loader,)) if name is None else self._trained_on
         return self._loop.passes.count(batches, name, epoch=epoch, **self._ways(loader, name, position))
 
-    def length_of(self, loader: Any, name: str | None) -> int:
-        """Returns what `len` of a pass gives.
+    def length_of(self, loader: Any, name: str | None, position: int) -> int:
+        """Returns what `len` of a pass gives, which goes on at a position.
 
         Raises:
-            TypeError: If the loader has no length.
+            TypeError: If the loader has no length, and its passes have shown none.
         """
-        length = len(loader)
+        observed = self._observed_length(loader, name)
+        try:
+            length = len(loader)
+        except TypeError:
+            if observed is None:
+                raise
+            return max(0, observed - position)
+        before, self._claimed[name] = self._claimed.get(name), length
+        if observed is not None and before == length:  # else it may be another one by now
+            return max(0, observed - position)
         if name is not None or self._settings.uneven_train == "raise" or not self._settings.enabled:
             return length
         self._begin(loader)
         common = self._loop.guard.common_length if self._proves(loader, name) else None
         return length if common is None or length != self._loop.own_length else common
 
+    def _observed_length(self, loader: Any, name: str | None) -> int | None:
+        ends_alike = self._settings.uneven_train if name is None else self._settings.uneven_eval
+        if not self._settings.enabled or ends_alike in ("stop", "repeat"):
+            return None  # another pass may end elsewhere
+        last = name is not None or any(each is loader for each in self._trained_on())
+        return self._loop.observed_length(loader, name) if last else None
+
 
 def _copy_of(kind: type[OwnLoop]) -> OwnLoop:
     """Returns a copy of a `Countoff`, which is off: what holds it may be an average of a model, or in a worker."""
     copied, settings = kind.__new__(kind), Settings(enabled=False)
     loop = CountedLoop(Fit(settings, Words("", "{}", {}), OwnRank(0, 1, 0, 1)), own=True)
-    vars(copied).update(_settings=settings, _loop=loop)
+    vars(copied).update(_settings=settings, _loop=loop, _claimed={})
     return copied
 
 
@@ -306,7 +335,8 @@ class Pass(Generic[Batch]):
         return self._first() if take is None else take()
 
     def __len__(self) -> int:
-        return self._owner.length_of(self._loader, self._asked[0])
+        name, _, position = self._asked
+        return self._owner.length_of(self._loader, name, position)
 
     def close(self) -> None:
         """Ends the pass, as where the loop lets go of it."""

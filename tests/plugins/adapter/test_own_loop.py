@@ -480,6 +480,84 @@ def test_the_length_of_a_pass_is_that_of_its_loader() -> None:
             len(countoff.train(source))  # pyright: ignore[reportArgumentType]
 
 
+class Stream(IterableDataset[Any]):
+    """As many samples per pass as it is told, and perhaps a length."""
+
+    def __init__(self, *samples: int) -> None:
+        self.samples = list(samples)
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(self.samples.pop(0) if len(self.samples) > 1 else self.samples[0])
+
+
+class Claiming(DataLoader[Any]):
+    """A loader that says how many batches it has, rightly or not."""
+
+    claims = 16
+
+    def __len__(self) -> int:
+        return self.claims
+
+
+def bar_totals(passes: list[Any]) -> list[int | None]:
+    """What tqdm shows as the total of each pass, which it then iterates."""
+    tqdm = pytest.importorskip("tqdm").tqdm
+    found: list[int | None] = []
+    for each in passes:
+        with open("/dev/null", "w") as nowhere:
+            bar = tqdm(each(), file=nowhere)
+            found.append(bar.total)
+            list(bar)
+    return found
+
+
+def test_a_bar_has_the_total_that_epochs_have_shown() -> None:
+    """tqdm shows no total in the first epoch of a stream, and that of the epochs before in the next ones."""
+    source: Any = DataLoader(Stream(12), batch_size=2)
+    countoff = Countoff()
+    assert bar_totals([lambda: countoff.train(source)] * 3) == [None, 6, 6]
+    assert len(countoff.train(source, position=2)) == 4  # pyright: ignore[reportArgumentType]
+    assert bar_totals([lambda: countoff.eval(source)] * 2) == [None, 6]
+    other: Any = DataLoader(Stream(12), batch_size=2)
+    assert bar_totals([lambda: countoff.train(other), lambda: countoff.eval(other)]) == [None, None]
+    assert bar_totals([lambda: countoff.train(loader())] * 2) == [3, 3]
+    off = Countoff(totals="off")
+    assert bar_totals([lambda: off.train(source)] * 3) == [None] * 3
+
+
+def test_a_bar_has_no_total_of_epochs_that_differ() -> None:
+    source: Any = DataLoader(Stream(12, 8, 12), batch_size=2)
+    countoff = Countoff()
+    assert bar_totals([lambda: countoff.train(source)] * 4) == [None, 6, None, None]
+
+
+def test_a_wrong_length_is_corrected_as_long_as_it_is_the_same() -> None:
+    """A loader that has said a wrong number is believed again once it says another one."""
+    source = Claiming(Stream(12), batch_size=2)
+    countoff = Countoff()
+    assert bar_totals([lambda: countoff.train(source)] * 2) == [16, 6]
+    source.claims = 20
+    assert bar_totals([lambda: countoff.train(source)] * 2) == [20, 6]
+    assert bar_totals([lambda: countoff.eval(source)] * 2) == [20, 6]
+
+
+def test_totals_are_told_in_words() -> None:
+    """Nothing is known before the first batch; of a stream, its length once an epoch has ended."""
+    countoff = Countoff(epochs=2, gradient_accumulation_steps=2)
+    assert countoff.totals == "Nothing is known yet."
+    list(countoff.train(loader()))
+    assert countoff.totals.splitlines() == [
+        "An epoch has 3 batches on each rank and 1 optimizer step; the run has 2 steps.",
+        "A step has 4 samples over all ranks.",
+        "In an epoch, 0 samples are read again, and 0 samples are not read.",
+    ]
+    stream: Any = DataLoader(Stream(12), batch_size=2)
+    take(countoff.train(stream), 1)
+    assert "How many batches an epoch has is not known yet: " in countoff.totals
+    list(countoff.train(stream))
+    assert countoff.totals.startswith("An epoch has 6 batches on each rank and 3 optimizer steps; the run has 6 steps.")
+
+
 @pytest.mark.parametrize("settings", [{"enabled": False}, {"uneven_train": "stop", "uneven_eval": "stop"}])
 def test_a_length_has_no_effect_on_one_rank(settings: Any) -> None:
     countoff = Countoff(**settings)

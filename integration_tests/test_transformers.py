@@ -85,8 +85,8 @@ def test_healthy_training_is_left_alone_to_the_bit(run_ranks, ranks):
             assert counted.steps == plain.steps, name
             assert counted.evaluations == plain.evaluations, name
     (_, by_epoch), *_ = results[0].value
-    first = next(line for line in by_epoch.history if "countoff/total_steps" in line)
-    assert first["countoff/total_steps"] == by_epoch.steps
+    first = next(line for line in by_epoch.history if "countoff/max_steps" in line)
+    assert first["countoff/max_steps"] == by_epoch.steps
     assert first["countoff/samples_repeated"] == (2 if ranks == 2 else 10)
 
 

@@ -2,7 +2,9 @@
 
 import contextlib
 import gc
+import io
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -239,6 +241,41 @@ def train(job: Job) -> Outcome:
         progress=countoff.progress() if countoff else {},
         history=trainer.state.log_history,
     )
+
+
+class Reporter(TrainerCallback):
+    """Keeps the logs as they were handed to it, as the Trainer's reporters get them: before the user's callbacks."""
+
+    def __init__(self) -> None:
+        self.logs: list[dict[str, Any]] = []
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **of_trainer: Any) -> None:
+        self.logs.append(dict(logs))
+
+
+@dataclass
+class Shown:
+    """What a training shows: its bar's numbers, the logs that reporters get, its history, and its weights."""
+
+    drawn: list[tuple[int, int]]
+    logs: list[dict[str, Any]]
+    history: list[dict[str, Any]]
+    weights: str
+
+
+def shown_by(jobs: Sequence[Job]) -> list[Shown]:
+    """Trains each job with the Trainer's bar, logging every step; returns what it has shown on rank 0."""
+    found: list[Shown] = []
+    for job in jobs:
+        trainer, *_ = job.trainer(disable_tqdm=False, logging_strategy="steps", logging_steps=1)
+        reporter, drawn = Reporter(), io.StringIO()
+        trainer.callback_handler.callbacks.insert(0, reporter)
+        with contextlib.redirect_stderr(drawn), contextlib.redirect_stdout(io.StringIO()):
+            trainer.train()
+        bars = re.findall(r"\| (\d+)/(\d+) \[", drawn.getvalue())
+        numbers = [(int(done), int(total)) for done, total in bars]
+        found.append(Shown(numbers, reporter.logs, trainer.state.log_history, weights(trainer.model)))
+    return found
 
 
 def train_all(jobs: Sequence[Job]) -> list[Outcome]:

@@ -26,6 +26,7 @@ from countoff._adapter.options import Options
 from countoff._adapter.torch_facts import versions
 from countoff._adapter.weight_hashes import Wrappers
 from countoff._transformers.checkpoints import first_epoch, loaded_record, restore, state_of
+from countoff._transformers.logs import TrainerLogs
 from countoff._transformers.trainer import (
     named_evaluation,
     observe,
@@ -43,13 +44,14 @@ __all__ = ["Countoff"]
 
 class Countoff(Options, TrainerCallback, ExportableState):  # noqa: D101  # the options' text is the class's
     __doc__ = Options.__doc__
-    _of_the_fit = ("_loop", "_exported", "_trainer_state", "_planned", "_control", "_stopping")
+    _of_the_fit = ("_loop", "_exported", "_trainer_state", "_planned", "_control", "_stopping", "_logs")
     _loop: CountedLoop | None = None
     _exported: Any = None
     _trainer_state: Any = None
     _planned = 0
     _control: Any = None
     _stopping = False
+    _logs: TrainerLogs | None = None
     # Of every instance: a process trains one model.
     _active: ClassVar[weakref.WeakSet[CountedLoop]] = weakref.WeakSet()
 
@@ -98,6 +100,8 @@ class Countoff(Options, TrainerCallback, ExportableState):  # noqa: D101  # the 
         loop.passes.began = begin_epoch
         self._loop = loop
         self._active.add(loop)
+        self._logs = TrainerLogs(self, loop, from_start=state.global_step == 0)
+        loop.until_end(self._logs.follow())
         loop.begin(
             plan_of(facts, args, state, self.settings),
             versions("accelerate", "transformers"),
@@ -108,7 +112,6 @@ class Countoff(Options, TrainerCallback, ExportableState):  # noqa: D101  # the 
         self._trainer_state = state
         if record is not None:
             restore(loop.guard, record, args, state, sized=facts.reported_batches is not None)
-        self._log_progress(state)
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **of_trainer: Any) -> None:
         """Keeps what tells whether a callback has asked the Trainer to stop, for when the epoch's pass begins."""
@@ -117,20 +120,16 @@ class Countoff(Options, TrainerCallback, ExportableState):  # noqa: D101  # the 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **of_trainer: Any) -> None:
         """Closes the epoch's span: the Trainer stops iterating its loader before the loader is exhausted."""
         if (loop := self._training) is not None and loop.fit.totals is not None:
-            before = loop.fit.totals.plan
             loop.passes.close_stale(everything=True)
-            if loop.fit.totals.plan != before:
-                self._log_progress(state)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **of_trainer: Any) -> None:
-        """Adds how much the evaluation has read to the Trainer's own history; compares how the data was split."""
+        """Adds how much the evaluation has read to the Trainer's next logs; compares how the data was split."""
         if (loop := self._training) is None or loop.evaluations is None:
             return
         if loop.train_loader is not None:
             loop.fit.evaluates(loop.train_loader(), of_trainer.get("eval_dataloader"))
-        found = named_evaluation(loop.evaluations.metrics, of_trainer.get("metrics") or {})
-        if found and state.is_world_process_zero:
-            state.log_history.append({**found, "step": state.global_step})
+        if self._logs is not None:
+            self._logs.evaluated(named_evaluation(loop.evaluations.metrics, of_trainer.get("metrics") or {}))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **of_trainer: Any) -> None:
         """Ends the fit."""
@@ -175,8 +174,3 @@ class Countoff(Options, TrainerCallback, ExportableState):  # noqa: D101  # the 
         loop.tell_evaluations(EvaluationTotals(evaluated, dp_degree=world_size, unnamed="evaluation"))
         fit.watch_schedules(schedules(scheduler, state), steps=max(0, state.max_steps))
         return loop
-
-    def _log_progress(self, state: Any) -> None:
-        """Adds the totals to the Trainer's own history, which it saves with every checkpoint."""
-        if state.is_world_process_zero and self._loop is not None:
-            state.log_history.append({**self._loop.progress(), "step": state.global_step})

@@ -81,6 +81,12 @@ WORDS = Words(
         "RankMapError": _ONLY_DATA_RANKS,
         "PeersDiffer": _ONLY_DATA_RANKS,
     },
+    names={
+        "batches_per_epoch": "len_dataloader",
+        "steps_per_epoch": "num_update_steps_per_epoch",
+        "total_steps": "max_steps",
+        "global_batch_size": "total_train_batch_size",
+    },
 )
 
 

@@ -79,7 +79,7 @@ def train(directory, totals):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--fix", action="store_true", help="let countoff set the true length")
-    totals = "fix" if parser.parse_args().fix else "log"
+    totals = "fix" if parser.parse_args().fix else "show"
 
     dist.initialize_dist(get_device("cpu"))
     with contextlib.ExitStack() as stack:

@@ -187,7 +187,8 @@ def fit_and_record(job: Job) -> dict[str, Any]:
         bars = {found.group(1) for found in re.finditer(r"/(\d+) *\[", bar.read())}  # drawn when there is time
     lines = [line.rstrip(":") for line in console.getvalue().splitlines() if line.startswith("[epoch=")]
     logged = {name: values[-1][1] for name, values in memory.data.items() if name.startswith("countoff/")}
-    return {**result, "console": lines, "rates": rates, "logged": logged, "bars": bars}
+    told = [line.strip() for line in console.getvalue().splitlines() if "countoff/" in line]
+    return {**result, "console": lines, "rates": rates, "logged": logged, "bars": bars, "told": told}
 
 
 def objects_during_and_after(job: Job, fails: bool = False) -> tuple[Any, Any, list[str]]:

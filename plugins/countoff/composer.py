@@ -19,14 +19,15 @@ from countoff._adapter.options import Options
 from countoff._adapter.sampling import fingerprint_batch
 from countoff._composer.checkpoints import packed, unpacked
 from countoff._composer.composer_fit import ComposerFit
+from countoff._composer.displays import log
 from countoff._composer.state import exception_at_close, length_of
-from countoff.core import Guard, constants
+from countoff.core import Guard
 
 __all__ = ["Countoff"]
 
 
 class Countoff(Options, Callback):
-    """Checks that all ranks count the same batches and steps, and logs the true totals.
+    """Checks that all ranks count the same batches and steps, and shows the true totals.
 
     Every rank's Trainer must have it. The options are those of every adapter; one that is not given comes from
     ``COUNTOFF_<NAME>``, then from the default. `totals="fix"` also sets Composer's own length where it is proven.
@@ -68,7 +69,7 @@ class Countoff(Options, Callback):
             self._begin(state, train=True)
             if self._fit is not None:
                 self._fit.loaded, self._loaded = self._loaded, None
-            self._report(logger)
+            self._report(state, logger)
 
     def epoch_start(self, state: State, logger: Logger) -> None:
         """Opens the epoch's span; a run that resumes in the middle of an epoch does not get this event."""
@@ -88,15 +89,13 @@ class Countoff(Options, Callback):
             if guard.once.reads is None:
                 fit.fit.epoch_reads(spun=True)
             fingerprint_batch(guard.data, state.batch, state.train_dataloader)
-        if not guard.train_batches % constants.TICK_BATCHES and (done := fit.progress()) is not None:
-            logger.log_metrics({"countoff/epoch_progress": done})
 
     def epoch_end(self, state: State, logger: Logger) -> None:
         """Closes the epoch's span."""
         if self._fit is not None:
             if (length := self._fit.epoch_end(state)) is not None:
                 self._corrected = state.train_dataloader, length
-            self._report(logger)
+            self._report(state, logger)
 
     def eval_start(self, state: State, logger: Logger) -> None:
         """Opens an evaluation, in a fit or outside of one."""
@@ -108,12 +107,12 @@ class Countoff(Options, Callback):
     def eval_batch_start(self, state: State, logger: Logger) -> None:
         """Counts a batch of the evaluation."""
         if self._fit is not None:
-            self._fit.guard.batch()
+            self._fit.eval_batch_start(state)
 
     def eval_end(self, state: State, logger: Logger) -> None:
-        """Closes the evaluation, and logs how much it has read."""
-        if self._fit is not None and (found := self._fit.evaluations.end(state)):
-            logger.log_metrics(found)
+        """Closes the evaluation, and logs once how much it has read."""
+        if self._fit is not None:
+            log(state, logger, self._fit.fit.changed(self._fit.evaluations.end(state)))
 
     def eval_after_all(self, state: State, logger: Logger) -> None:
         """Ends what `eval_start` began after the end of a fit: that fit's last evaluations come after `fit_end`."""
@@ -128,10 +127,8 @@ class Countoff(Options, Callback):
     def fit_end(self, state: State, logger: Logger) -> None:
         """Ends the fit."""
         if self._fit is not None:
-            guard = self._fit.guard
             self._last_record = self._fit.record()
             self._finish()
-            logger.log_metrics(dict(guard.metrics))
 
     def close(self, state: State, logger: Logger) -> None:
         """Closes the fit; reports the exception to the other ranks if one has ended it."""
@@ -156,10 +153,10 @@ class Countoff(Options, Callback):
         if train and (length := self._fit.correct_length(state, quiet=quiet)) is not None:
             self._corrected = state.train_dataloader, length
 
-    def _report(self, logger: Logger) -> None:
-        fit = self._fit
-        if fit is not None and fit.train is not None:
-            logger.log_metrics({**fit.train.totals.plan.metrics(), **fit.guard.metrics})
+    def _report(self, state: State, logger: Logger) -> None:
+        if self._fit is not None and self._fit.train is not None:
+            fit = self._fit.fit
+            log(state, logger, fit.news(), fit.in_words())
 
     def _finish(self) -> None:
         if self._fit is not None:

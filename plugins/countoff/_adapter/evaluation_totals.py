@@ -16,9 +16,27 @@ from countoff._adapter.torch_facts import loader_facts
 from countoff.core import LoaderFacts
 from countoff.core.totals import evaluation_metrics
 
-__all__ = ["EvaluationTotals", "evaluation_facts"]
+__all__ = ["EvaluationTotals", "ObservedLengths", "evaluation_facts"]
 
 _KNOWN_ORDERS = [sampler.__iter__ for sampler in (DistributedSampler, RandomSampler, SequentialSampler)]
+
+
+class ObservedLengths:
+    """How many batches the loaders of evaluations have had, as long as every evaluation has had the same.
+
+    Attributes:
+        known: Batches of each loader, by its name or its place; none of a loader whose evaluations have differed.
+    """
+
+    def __init__(self) -> None:
+        self.known: dict[int | str, int] = {}
+        self._lengths: dict[int | str, set[int]] = {}
+
+    def ended(self, batches: Mapping[Any, int]) -> None:
+        """Takes note of an evaluation that has had so many batches of each loader, and none left."""
+        for name, length in batches.items():
+            self._lengths.setdefault(name, set()).add(length)
+        self.known = {name: min(lengths) for name, lengths in self._lengths.items() if len(lengths) == 1}
 
 
 class EvaluationTotals:

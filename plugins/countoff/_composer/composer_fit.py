@@ -14,6 +14,7 @@ from countoff._adapter.options import with_common_end
 from countoff._adapter.sharded_passes import count_sharded_passes
 from countoff._adapter.torch_facts import on_optimizer_step, rank_and_world_size, versions
 from countoff._composer.checkpoints import record_of, restore
+from countoff._composer.displays import show, show_in_console
 from countoff._composer.evaluations import Evaluations
 from countoff._composer.loader_report import LoaderReport, batches_when_resumed, read_loader, unused_batches
 from countoff._composer.schedules import schedules
@@ -104,6 +105,8 @@ class ComposerFit:
             self.fit.watch_schedules(schedules(state, length_is_right=right), limited=True)
             self._undo.callback(self.fit.schedules.forget)
             self.fit.warn(self.fit.schedules.begin(self.fit.steps_before))
+        if self._settings.totals != "off":
+            self._undo.callback(show_in_console(state, self._length))
 
     def correct_length(self, state: Any, *, quiet: bool) -> int | None:
         """Warns about the train loader; sets Composer's length if that is wanted and proven on all ranks alike.
@@ -149,15 +152,12 @@ class ComposerFit:
         if self._observer is not None and (this := self._observer.begun) is not None:
             self._observer.used = this
             this.skipped = this.batches - 1
+        self._show(self._epoch_batches, train=True)
 
     def record(self) -> dict[str, Any]:
         """Returns this rank's record for a checkpoint."""
         length = None if self.train is None or self._lengths_differ else self.train.proven
         return record_of(self._state, self.guard, left=self.fit.batches_left(length))
-
-    def progress(self) -> float | None:
-        """Returns this rank's progress in the train epoch, from 0 to 1; None while the epoch's length is unknown."""
-        return min(1.0, self.guard.train_batches / self._epoch_batches) if self._epoch_batches else None
 
     def epoch_end(self, state: Any) -> int | None:
         """Closes the train epoch, and learns its length where nothing proves it.
@@ -180,6 +180,8 @@ class ComposerFit:
             # Composer ends an epoch before its length only when a rank has run out, and all ranks at the same batch.
             may_set = not resumed_at and not self._replaced and self._may_correct("batches_per_epoch")
             notice, length = report.learn(state, guard.train_batches, may_set=may_set)
+            self._epoch_batches = guard.train_batches
+            self._show(self._epoch_batches, train=True)
         if length is not None and notice is not None:
             guard.warn(notice)
             notice = None
@@ -196,6 +198,12 @@ class ComposerFit:
     def eval_start(self, state: Any) -> None:
         """Opens an evaluation, and sets its length if that is wanted and proven on all ranks alike."""
         self.evaluations.start(state, may_correct=self._may_correct("evaluations"))
+
+    def eval_batch_start(self, state: Any) -> None:
+        """Counts a batch of an evaluation."""
+        self.guard.batch()
+        if self.guard.batches == 1:
+            self._show(self.evaluations.length, train=False)
 
     def finish(self) -> None:
         """Closes the open spans and ends the fit.
@@ -240,6 +248,14 @@ class ComposerFit:
     def _step(self) -> None:
         self.guard.step()
         self.fit.stepped()
+
+    def _length(self) -> int | None:
+        """The true batches of the evaluation or of the train epoch that goes on; None if they are not known."""
+        return self.evaluations.length if self.evaluations.is_open else self._epoch_batches
+
+    def _show(self, batches: int | None, *, train: bool) -> None:
+        if self._settings.totals != "off":
+            show(self._state, batches, train=train)
 
     def _compare_loaded(self, *, skipped: int | None) -> None:
         loaded, self.loaded = self.loaded, None

@@ -6,7 +6,7 @@ import contextlib
 from dataclasses import replace
 from typing import Any
 
-from countoff._adapter.evaluation_totals import evaluation_facts
+from countoff._adapter.evaluation_totals import ObservedLengths, evaluation_facts
 from countoff._adapter.fit import OwnRank
 from countoff._adapter.loader_observer import LoaderObserver
 from countoff._composer.loader_report import LoaderReport, read_loader, unused_batches
@@ -25,6 +25,10 @@ class Evaluations:
         guard: The guard of the fit.
         own: This rank.
         fixes: Whether lengths are set where they are proven.
+
+    Attributes:
+        length: The true batches of the evaluation that goes on, by its arithmetic or by those before it; None if they
+            are not known.
     """
 
     def __init__(self, state: Any, guard: Guard, own: OwnRank, *, fixes: bool) -> None:
@@ -36,6 +40,13 @@ class Evaluations:
             limit = None if limit == -1 else limit
             self._agreed[each.label] = loader, self._read(loader, each.label, limit)
         self._open: tuple[LoaderReport, LoaderObserver] | None = None
+        self._observed = ObservedLengths()
+        self.length: int | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether an evaluation goes on."""
+        return self._open is not None
 
     @property
     def reports(self) -> dict[str, LoaderReport]:
@@ -74,6 +85,7 @@ class Evaluations:
         )
         observer.expected = report.own_batches if report.streaming is not None else None
         self._open = report, observer
+        self.length = self._observed.known.get(label) if report.proven is None else report.proven
         self._guard.eval_start(f"evaluation {label}")
 
     def end(self, state: Any) -> dict[str, float]:
@@ -87,7 +99,10 @@ class Evaluations:
             self._guard.report_unused(unused)
         self.release()
         batches = self._guard.batches
-        self._guard.eval_end("exhausted" if observed is not None and observed.exhausted else "stopped")
+        exhausted = observed is not None and observed.exhausted
+        if exhausted and self._is_agreed(state):
+            self._observed.ended({str(state.dataloader_label): batches})
+        self._guard.eval_end("exhausted" if exhausted else "stopped")
         return self._metrics(state, report, batches)
 
     def release(self) -> None:
@@ -104,6 +119,11 @@ class Evaluations:
             if report.streaming is not None or known is not None:
                 return evaluation_metrics(report.facts, batches=batches, dp_degree=dp_degree, name=name)
         return {}
+
+    def _is_agreed(self, state: Any) -> bool:
+        """Returns whether the evaluation is over the loader that its evaluator had when the fit began."""
+        known, _ = self._agreed.get(str(state.dataloader_label), (None, None))
+        return known is state.dataloader
 
     @staticmethod
     def _ends_at_a_limit(state: Any, report: LoaderReport) -> bool:

@@ -102,6 +102,7 @@ WORDS = Words(
         "WrongTotal": "Composer tells no number of samples that countoff could prove wrong",
         "NotDistributed": "Composer's launcher sets torch.distributed up",
     },
+    names={"batches_per_epoch": "dataloader_len", "global_batch_size": "global_train_batch_size"},
 )
 
 

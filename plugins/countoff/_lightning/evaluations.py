@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
+from countoff._adapter.evaluation_totals import ObservedLengths
 from countoff._adapter.fit import Fit
 from countoff._lightning import bars
 from countoff._lightning.even_fetches import EvenFetches, EvenLoaders
@@ -19,24 +19,6 @@ from countoff._lightning.trainer import (
 from countoff.core import BatchPlan, LoaderFacts
 
 __all__ = ["Evaluations"]
-
-
-class ObservedLengths:
-    """How many batches the loaders of evaluations have had, as long as every evaluation has had the same.
-
-    Attributes:
-        known: Batches of each loader, by its place; none of a loader whose evaluations have differed.
-    """
-
-    def __init__(self) -> None:
-        self.known: dict[int, int] = {}
-        self._before: dict[int, set[int]] = {}
-
-    def ended(self, batches: Mapping[int, int]) -> None:
-        """Takes note of an evaluation that has had so many batches of each loader, and none left."""
-        for place, length in batches.items():
-            self._before.setdefault(place, set()).add(length)
-        self.known = {place: min(lengths) for place, lengths in self._before.items() if len(lengths) == 1}
 
 
 class Evaluations:

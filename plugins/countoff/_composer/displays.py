@@ -1,0 +1,102 @@
+"""What Composer's progress bar, its console and its loggers get of the true totals.
+
+Of the bar, the attribute `total` is set. The console's lines are written by a method that takes Composer's State: it
+gets one that differs in the length alone. No limit, no schedule and nothing that trains reads either of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from composer.loggers import ConsoleLogger, ProgressBarLogger
+
+from countoff._adapter.hooks import MethodHook
+from countoff._adapter.torch_facts import of_library
+
+__all__ = ["log", "show", "show_in_console"]
+
+_BAR = ("epoch_start", "eval_start", "batch_end", "eval_batch_end", "_build_pbar")
+_CONSOLE = ("log_to_console", "_get_progress_string", "_get_eval_progress_string", "_get_total_eval_batches")
+"""The methods that make a bar and move it, and those that write the console's lines."""
+
+
+def log(state: Any, logger: Any, numbers: Mapping[str, float], words: str = "") -> None:
+    """Gives numbers, if there are any, to Composer's loggers as metrics.
+
+    Not as hyperparameters, of which W&B and MLflow refuse another value, as in a resumed run. The console, which has a
+    line for each metric, gets words in their place, in one line, or nothing.
+
+    Args:
+        state: Composer's State.
+        logger: Composer's Logger.
+        numbers: The numbers.
+        words: The same as sentences, a line for each.
+    """
+    line: Any = {"countoff/totals": words.replace("\n", " ")}  # a text, which the console writes as any value
+    for destination in logger.destinations if numbers else ():
+        if not isinstance(destination, ConsoleLogger):
+            destination.log_metrics(dict(numbers), int(state.timestamp.batch))
+        elif words and _as_composer(destination, ("log_metrics", "log_to_console")):
+            destination.log_metrics(line)
+
+
+def show(state: Any, batches: int | None, *, train: bool) -> None:
+    """Sets the total of the bar of a train epoch or of an evaluation, if Composer has set it too long.
+
+    Args:
+        state: Composer's State.
+        batches: The true number of batches; None if it is not known.
+        train: Whether it is a train epoch.
+    """
+    for each in state.callbacks if batches is not None else ():
+        if isinstance(each, ProgressBarLogger) and _as_composer(each, _BAR):
+            of = each.train_pbar if train else each.eval_pbar
+            if of is None or (train and of.timestamp_key != "batch_in_epoch"):  # one of the whole run
+                continue
+            if of.pbar.total is None or of.pbar.total > batches:
+                of.pbar.total = batches
+                of.pbar.refresh()
+
+
+def show_in_console(state: Any, length: Callable[[], int | None]) -> Callable[[], None]:
+    """Has the console write the true length; returns a function that ends that.
+
+    Args:
+        state: Composer's State.
+        length: Returns the true batches of the pass that goes on; None if they are not known.
+    """
+
+    def write(method: Callable[..., Any], data: Any, state: Any, *arguments: Any, **options: Any) -> None:
+        method(data, _Shown.of(state, length()), *arguments, **options)
+
+    consoles = [each for each in state.callbacks if isinstance(each, ConsoleLogger) and _as_composer(each, _CONSOLE)]
+    hooks = [MethodHook(each, "log_to_console", instead=write) for each in consoles]
+
+    def end() -> None:
+        for hook in hooks:
+            hook.remove()
+
+    return end
+
+
+class _Shown:
+    """A State as the console reads it, with the true length of the current pass."""
+
+    def __init__(self, state: Any, length: int) -> None:
+        self._state = state
+        self.dataloader_len = length
+
+    @classmethod
+    def of(cls, state: Any, length: int | None) -> Any:
+        """Returns the State itself where its length is right, or the true one is not known."""
+        believed = state.dataloader_len
+        return state if length is None or believed is None or int(believed) <= length else cls(state, length)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._state, name)
+
+
+def _as_composer(logger: Any, methods: tuple[str, ...]) -> bool:
+    """Returns whether a logger has these methods of Composer's own class."""
+    return all(of_library(getattr(type(logger), name, None), "composer") for name in methods)

@@ -120,6 +120,7 @@ class Countoff(OwnLoop):
     def _begin_fit(self, loop: CountedLoop, loader: Any, facts: LoaderFacts, **known: Any) -> None:
         position = [loop.passes.epoch, self._start_batches, self._start_step]
         loop.begin(plan_of(facts, self._own, position=position), versions(), **known)
+        loop.fit.log_in_words()
 
 
 def _facts(args: Any) -> LoaderFacts:

@@ -83,6 +83,11 @@ class Countoff:
         """Returns the true totals as known by now, and this rank's progress, under the names of the logged metrics."""
         return self._loop.progress()
 
+    @property
+    def totals(self) -> str:
+        """What is known of the run by now, in words."""
+        return self._loop.totals
+
     def close(self) -> None:
         """Ends the fit, and takes back what was put on the trainer.
 
@@ -97,7 +102,9 @@ class Countoff:
         batches = trainer.step * self._facts.gradient_accumulation_steps
         plan = plan_of(self._facts, self._own, position=[0, batches, trainer.step])
         loop.begin(plan, versions("torchtitan"), *wrong_horizons(self._job, self._world_size))
-        trainer.metrics_processor.logger.log(loop.progress(), trainer.step)
+        if totals := loop.fit.news():
+            trainer.metrics_processor.logger.log(totals, trainer.step)
+        loop.fit.log_in_words()
         return _counted(loop, read(loader), batches)
 
     def _train(self, train: Callable[[], None]) -> None:

@@ -393,6 +393,7 @@ def test_metrics_have_public_names() -> None:
         "countoff/samples_repeated": 1,
         "countoff/samples_dropped": 0,
         "countoff/tokens_per_step": 80,
+        "countoff/total_tokens": 1920,
         "countoff/dp_degree": 2,
     }
 

@@ -223,6 +223,7 @@ _METRICS = (
     "samples_repeated",
     "samples_dropped",
     "tokens_per_step",
+    "total_tokens",
     "dp_degree",
 )
 

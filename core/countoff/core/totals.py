@@ -20,6 +20,7 @@ LOGGED = (
     "samples_repeated",
     "samples_dropped",
     "tokens_per_step",
+    "total_tokens",
 )
 """What the loggers of a framework get of a plan."""
 
@@ -223,9 +224,8 @@ def in_words(known: Mapping[str, float], unknown_because: str = "") -> str:
 
     of_epoch = [counted("batches_per_epoch", "batch"), counted("steps_per_epoch", "optimizer step")]
     epoch = " and ".join(filter(None, (of_epoch[0] and f"{of_epoch[0]} on each rank", of_epoch[1])))
-    run = counted("total_steps", "step")
-    of_step = filter(None, (counted("global_batch_size", "sample"), counted("tokens_per_step", "token")))
-    step = " and ".join(of_step)
+    run = " and ".join(filter(None, (counted("total_steps", "step"), counted("total_tokens", "token"))))
+    step = " and ".join(filter(None, (counted("global_batch_size", "sample"), counted("tokens_per_step", "token"))))
     lines = [
         "; ".join(filter(None, (epoch and f"an epoch has {epoch}", run and f"the run has {run}"))),
         step and f"a step has {step} over all ranks",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,6 +26,8 @@ from countoff.core.protocol.fit_records import SchedulePlan, SharedModel, SplitS
 from countoff.core.totals import LOGGED, Totals, in_words
 
 __all__ = ["Fit", "OwnRank", "plan_of"]
+
+_log = logging.getLogger("countoff")
 
 NO_LOADERS: Mapping[str | None, Any] = {}
 """Where no datasets are compared."""
@@ -374,7 +377,15 @@ class Fit:
 
     def in_words(self) -> str:
         """Returns what is known of the run as sentences, a line for each."""
-        return in_words(self._totals_known(), "" if self.totals is None else self.totals.plan.unknown_because)
+        plan = None if self.totals is None else self.totals.plan
+        # Where steps end the run, and the data reports no end, nobody counts in epochs.
+        endless = plan is None or (plan.facts.max_steps is not None and plan.reported_batches is None)
+        return in_words(self._totals_known(), "" if plan is None or endless else plan.unknown_because)
+
+    def log_in_words(self) -> None:
+        """Writes the same into the program's log, in one line, on the first rank."""
+        if self.settings.totals != "off" and self.own.rank == 0:
+            _log.info(self.in_words().replace("\n", " "))
 
     def news(self) -> dict[str, float]:
         """Returns the totals for the framework's loggers that are not as they were at the last call."""

@@ -47,4 +47,5 @@ WORDS = Words(
         "WrongTotal": "TorchTitan tells no total",
         "NotDistributed": "TorchTitan sets torch.distributed up by itself",
     },
+    names={"total_steps": "steps"},
 )

@@ -44,6 +44,16 @@ def test_the_data_is_one_epoch_that_goes_on_at_the_checkpoints_step() -> None:
     assert next(loader) == 4
 
 
+def test_the_log_has_the_tokens_of_a_step_and_of_the_run(caplog: pytest.LogCaptureFixture) -> None:
+    """Rank 0 writes one line when the fit begins, at the level of lingua's own lines; none with totals="off"."""
+    said = "The run has 100 steps and 3200 tokens. A step has 4 samples and 32 tokens over all ranks."
+    for options, expected in (({}, [said]), ({"totals": "off"}, [])):
+        caplog.clear()
+        with caplog.at_level("INFO"), made(**options) as countoff:
+            next(iter(countoff.train(itertools.count())))
+        assert [record.message for record in caplog.records if record.name == "countoff"] == expected
+
+
 def test_another_dp_degree_than_the_meshs_is_refused() -> None:
     with pytest.raises(ValueError, match="dp_degree is 2, and the mesh has 1 data ranks"):
         made(dp_degree=2)

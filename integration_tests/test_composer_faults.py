@@ -105,6 +105,7 @@ def read_from_s3(options: dict[str, Any]) -> dict[str, Any]:
     trainer = Job(options=options).make_trainer(train_dataloader=loader, max_duration="1ep")
     trainer.fit()
     (countoff,) = (each for each in trainer.state.callbacks if isinstance(each, Countoff))
+    assert countoff.guard is not None
     result = {**outcome(trainer), **countoff.guard.metrics}
     trainer.close()
     return result

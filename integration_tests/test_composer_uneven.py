@@ -198,6 +198,7 @@ def loader_times(job: Job) -> Any:
     trainer.fit()
     trainer.close()
     (countoff,) = (each for each in trainer.state.callbacks if isinstance(each, Countoff))
+    assert countoff.guard is not None
     return countoff.guard.metrics
 
 

@@ -65,11 +65,11 @@ def test_what_is_issued_is_what_is_read(workers, how):
     assert found.marks == Marks(sum(1 << row for row in rows), 0)
 
 
-@pytest.mark.parametrize("counted", [1 << 21, 4999])
+@pytest.mark.parametrize("counted", [1 << 21, 50_000])
 def test_what_is_read_is_marked(monkeypatch, counted):
     """Of each sample that is looked at, whether it was read, and whether more than once, in one batch or in several."""
     monkeypatch.setattr(issued, "COUNTED", counted)
-    rows, tally = 10_007, Tally(10_007)
+    rows, tally = 100_003, Tally(100_003)
     read = [[3, 5, 3], [9999, 5], [7], [7]]
     for batch in read:
         tally.add([batch])

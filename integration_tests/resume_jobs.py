@@ -42,6 +42,7 @@ class Run:
         start_epoch: The epoch that the resumed loop's first pass is told; 0: none.
         restored: What is restored: ``m`` the model, ``o`` the optimizer, ``s`` the scheduler, ``c`` countoff's record.
         sets_epoch: Whether the resumed loop sets the sampler's epoch.
+        seed: The seed of the resumed loop's sampler.
         rate: A learning rate that is set after the restoring; None: none.
         spoil: Changes countoff's record before it is restored.
         accumulation: Batches per optimizer step.
@@ -60,6 +61,7 @@ class Run:
     start_epoch: int = 0
     restored: str = "mosc"
     sets_epoch: bool = True
+    seed: int = 0
     rate: float | None = None
     spoil: Callable[[Any], Any] | None = None
     accumulation: int = 1
@@ -137,6 +139,8 @@ class Job:
         for name, part in parts.items():
             if name[0] in run.restored and part is not None:
                 part.load_state_dict(state[name])
+        if run.seed:
+            self.loader.sampler.seed = run.seed  # pyright: ignore[reportAttributeAccessIssue]
         if run.loader == "stateful":
             self.loader.load_state_dict(state["loader"])  # pyright: ignore[reportAttributeAccessIssue]
         record = state["countoff"] if "c" in run.restored else {}

@@ -40,6 +40,11 @@ NAMED = {
         "the sampler shuffles train epoch 2 by epoch 0, an order that the run has had before. Before the checkpoint, "
         "it shuffled train epoch 1 by epoch 1.",
     ),
+    Run("the sampler has another seed", seed=5): (
+        "other order",
+        "train epoch 1 goes on after 24 samples in another order than it had before the checkpoint: the sampler "
+        "shuffles by seed 5, and did by 0.",
+    ),
     Run("the schedule begins again", restored="moc"): (
         "rate",
         "the learning rate of step 2 after the resume is 0.04, that of step 2 of the whole run; the checkpoint had "

@@ -716,6 +716,7 @@ def resumes() -> Iterator[Situation]:
         "the steps are not restored": resume.judge_steps(record, resume.Restored(steps=0)),
         "the sampler's epoch is not set": resume.judge_order(record, (0, 2, 96, 0)),
         "the epoch goes on in another order": resume.judge_issued(record, 3),
+        "the sampler has another seed": resume.judge_seed(record, (1, 1, 96, 5), 48),
         "the schedule begins again": resume.judge_rates(record, begun_again),
         "another learning rate": resume.judge_rates(record, changed),
         "the record is torn": resume.unreadable(KeyError("epoch")),

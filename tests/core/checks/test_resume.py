@@ -22,6 +22,7 @@ from countoff.core.checks.resume import (
     judge_order,
     judge_position,
     judge_rates,
+    judge_seed,
     judge_steps,
 )
 from tests.situations import RESUME_RECORD
@@ -149,6 +150,32 @@ def test_a_samplers_epoch_goes_on(order: tuple[int, int, int, int] | None, expec
     assert (judge_order(RECORD, order) is not None) is expected
     assert judge_order(replace(RECORD, order=(0, 1, 96, 0)), order) is None  # the run has numbers of its own
     assert judge_order(replace(RECORD, order=None), order) is None
+
+
+@pytest.mark.parametrize(
+    ("order", "passed", "expected"),
+    [
+        ((1, 1, 96, 5), 48, True),
+        ((1, 1, 96, 5), 47, False),  # it may have begun again
+        ((1, 1, 96, 5), 49, False),
+        ((1, 1, 96, 0), 48, False),
+        ((2, 1, 96, 5), 48, False),
+        ((1, 1, 95, 5), 48, False),  # of other data
+        (None, 48, False),
+    ],
+)
+def test_a_sampler_keeps_its_seed_in_the_middle_of_an_epoch(
+    order: tuple[int, int, int, int] | None, passed: int, expected: bool
+):
+    found = judge_seed(RECORD, order, passed)
+    assert (found is not None) is expected
+    if found is not None:
+        assert found.sentence == (
+            "train epoch 1 goes on after 48 samples in another order than it had before the checkpoint: the sampler "
+            "shuffles by seed 5, and did by 0."
+        )
+    assert judge_seed(replace(RECORD, left=0), order, passed) is None
+    assert judge_seed(replace(RECORD, batch_size=None), order, passed) is None
 
 
 def test_a_loop_that_begins_with_epoch_0_again_is_named_first() -> None:

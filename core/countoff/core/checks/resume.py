@@ -46,6 +46,7 @@ __all__ = [
     "judge_order",
     "judge_position",
     "judge_rates",
+    "judge_seed",
     "judge_steps",
     "unreadable",
 ]
@@ -211,6 +212,11 @@ class ResumeRecord:
         if self.batches is None or self.batch_size is None:
             return None
         return self.batches * self.batch_size * self.dp_degree
+
+    @property
+    def sizes(self) -> tuple[int | None, int]:
+        """Samples per dp_rank and batch, and the number of dp_ranks."""
+        return self.batch_size, self.dp_degree
 
     @property
     def trained(self) -> int:
@@ -479,14 +485,18 @@ class Resumes(Check):
         """Whether the record is known to stand in the middle of the epoch.
 
         A checkpoint may be written in the loop's body at the last batch, which nothing has to know then. So where the
-        epoch's length is not known, the pass must have had more batches than the record.
+        epoch's length is not known, the pass must have had more batches than the record; with other sizes, more samples
+        before its last batch, which may hold repeats.
         """
         record = self._record
         if record is None or record.left is not None or not record.batches:
             return True
         if record.since and self._data.prints[: len(record.since)] == record.since:  # no epoch begins with these
             return True
-        return span.started - self._skipped > record.batches
+        begun, size, degree = span.started - self._skipped, self._plan.batch_size, self._plan.dp_degree
+        if record.samples is None or size is None or degree is None or (size, degree) == record.sizes:
+            return begun > record.batches
+        return (begun - 1) * size * degree > record.samples
 
     def _judge_data(self) -> None:
         self._judged = True
@@ -495,7 +505,13 @@ class Resumes(Check):
             return
         if record.left != 0 and _comparable(record, observed, self._plan):
             self._say(judge_data(record, observed, self._plan.gradient_accumulation_steps or 1))
-        self._say(judge_order(record, self._data.order))
+        self._say(judge_order(record, self._data.order) or judge_seed(record, self._data.order, self._passed_over()))
+
+    def _passed_over(self) -> int:
+        """Samples of the epoch, of all ranks, that this run is sure to have passed over before its first step."""
+        handed = (self._handed or 0) - (self._plan.gradient_accumulation_steps or 1)
+        batches = self._skipped + max(0, handed)
+        return batches * (self._plan.batch_size or 0) * (self._plan.dp_degree or 0)
 
     def _observed(self) -> Observed:
         handed = self._handed if self._handed is not None else 0
@@ -620,6 +636,27 @@ def judge_order(record: ResumeRecord, order: tuple[int, int, int, int] | None) -
         f"epoch {record.order[1]} by epoch {record.order[0]}.",
         AGAIN,
         "The sampler's epoch was not restored, and nothing has set it since." if by else _FROM_EPOCH_0,
+    )
+
+
+def judge_seed(record: ResumeRecord, order: tuple[int, int, int, int] | None, passed: int) -> Verdict | None:
+    """Tells whether the sampler of a run that goes on in the middle of an epoch shuffles it by another seed.
+
+    Args:
+        record: The record of the checkpoint.
+        order: As in the record, now.
+        passed: Samples of the epoch, of all ranks, that the run has passed over: it goes on where the checkpoint was
+            written.
+    """
+    if record.order is None or order is None or record.samples is None or not record.batches or record.left == 0:
+        return None
+    trained = record.samples // record.batches * record.trained
+    if order[:3] != record.order[:3] or order[3] == record.order[3] or not 0 < trained <= passed <= record.samples:
+        return None
+    return _mismatch(
+        f"train epoch {record.epoch} goes on after {count_of(passed, 'sample')} in another order than it had before "
+        f"the checkpoint: the sampler shuffles by seed {order[3]}, and did by {record.order[3]}.",
+        ISSUED,
     )
 
 

@@ -40,6 +40,11 @@ NAMED = {
         "the sampler shuffles train epoch 2 by epoch 0, an order that the run has had before. Before the checkpoint, "
         "it shuffled train epoch 1 by epoch 1.",
     ),
+    Run("the sampler's epoch is not set, for a rest of 2", saved_at=(1, 4), loader="stateful", sets_epoch=False): (
+        "data",
+        "the sampler shuffles train epoch 1 by epoch 0, an order that the run has had before. Before the checkpoint, "
+        "it shuffled train epoch 1 by epoch 1.",
+    ),
     Run("the sampler has another seed", seed=5): (
         "other order",
         "train epoch 1 goes on after 24 samples in another order than it had before the checkpoint: the sampler "

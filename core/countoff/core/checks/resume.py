@@ -493,6 +493,8 @@ class Resumes(Check):
             return True
         if record.since and self._data.prints[: len(record.since)] == record.since:  # no epoch begins with these
             return True
+        if self._once.reads is not None and self._once.reads.skipped:  # of an epoch at its end, there is no rest
+            return True
         begun, size, degree = span.started - self._skipped, self._plan.batch_size, self._plan.dp_degree
         if record.samples is None or size is None or degree is None or (size, degree) == record.sizes:
             return begun > record.batches

@@ -16,6 +16,7 @@ BENCH_FLAGS ?=
 EXTRAS_FLAGS ?=
 FAULTS_FLAGS ?=
 KILLED_FLAGS ?=
+RESUMES_FLAGS ?=
 SHIPPED_FLAGS ?=
 SOAK_FLAGS ?=
 SUITES_FLAGS ?= accelerate
@@ -42,7 +43,7 @@ extras = $(patsubst %,--extra %,$(subst $(comma), ,$(EXTRAS_$(1))))
 
 .DEFAULT_GOAL := help
 .PHONY: help demo unit unit-latest test test-gpu test-gpu-latest test-latest test-oldest test-all integration integration-latest coverage \
-	test-under-load test-composer-classic test-torchtitan test-trackers test-suites wheels wheels-extras sbom test-newest bench faults hosts killed zoo shipped soak docs lint lock clean
+	test-under-load test-composer-classic test-torchtitan test-trackers test-suites wheels wheels-extras sbom test-newest bench faults hosts killed resumes zoo shipped soak docs lint lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -123,6 +124,9 @@ hosts: .venv/.installed ## what survivors say where ranks, hosts and links are l
 
 killed: .venv/.installed ## who is named where a rank of a real torchrun job is killed, as a table; KILLED_FLAGS="--ranks 2 4 8 --repeat 20"
 	.venv/bin/python -m integration_tests.killed_table $(KILLED_FLAGS)
+
+resumes: .venv/.installed ## seeded runs that stop anywhere and resume, half of them wrongly, as a table; RESUMES_FLAGS="--runs 20 --kinds torch"
+	.venv/bin/python -m integration_tests.once_resumes $(RESUMES_FLAGS)
 
 zoo: .venv/.installed ## odd, legal, healthy programs, in which countoff must not say a word; ZOO_FLAGS="--only threads"
 	.venv/bin/python -m integration_tests.zoo $(ZOO_FLAGS)

@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from torch.utils.data.distributed import DistributedSampler
 
 from countoff.report.facts.reads import Measured, measured_of
@@ -15,6 +16,7 @@ from countoff.report.reader import read
 from integration_tests import once_jobs
 from integration_tests.jobs import BATCH_SIZE, verdict_lines
 from integration_tests.once_jobs import Epochs, Resume
+from integration_tests.once_resumes import Case, main, wrong_in
 
 FOUND = re.compile(
     r"in (train epoch \d+), (\d+) of (\d+) samples were read by no rank "
@@ -168,3 +170,21 @@ def test_workers_that_read_the_same_are_found(run_ranks):
         which = {2: "1 to 2 are equal, and so are 3 to 4.", 3: "1 to 3 are equal, and so are 4 to 6."}.get(workers, "")
         due = [found.format(workers, rank, which) for rank in (0, 1)]
         assert (len(sentences), set(sentences) <= set(due)) == (workers > 0, True), sentences
+
+
+def test_a_resume_is_judged_by_what_was_read():
+    """Of a right one, nothing may be said; of a wrong one, something with the right numbers, if that is promised."""
+    right, wrong = Case.of(0), next(case for case in map(Case.of, range(1, 99, 2)) if case.fault == "another seed")
+    once = "NotReadOnce: in train epoch 1, {} of 9 samples were read by no rank (…), and 2 more than once (…)."
+    read = [{1: [0, 1, 2, 3]}, {1: [1, 2, 4]}]
+    wrong = replace(wrong, rows=9)
+    assert wrong_in(right, 1, [], read) == wrong_in(wrong, wrong.wrong, [once.format(4)], read) == ""
+    assert wrong_in(right, 1, ["SameOrder: …"], read)
+    assert wrong_in(wrong, wrong.wrong, [], read)
+    assert wrong_in(wrong, wrong.wrong, [once.format(5)], read)
+
+
+@pytest.mark.nightly
+def test_seeded_resumes(capsys):
+    code = main([])
+    assert code == 0, capsys.readouterr().out

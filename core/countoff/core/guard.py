@@ -608,7 +608,8 @@ class Guard:
     def close(self) -> None:
         """Ends this guard's threads. A second call does nothing.
 
-        Rank 0 first completes the last roll calls. Each rank stays until all have compared the weights that it has.
+        Rank 0 first completes the last roll calls, and the others stay until it has judged what they have read in the
+        last epoch. Each rank stays until all have compared the weights that it has.
         """
         if self.member is not None and self._roll_call is not None and not (self._closed or self.member.failure):
             self._roll_call.settle()  # first: with the last report of a rank, all that it has asked is there

@@ -1,6 +1,7 @@
 """The roll calls of several ranks: what rank 0 compares, proposes, warns of and publishes."""
 
 import threading
+import time
 from dataclasses import fields, replace
 from typing import Any
 
@@ -138,6 +139,19 @@ def test_a_report_is_settled_once_what_follows_from_it_is_written(ranks: Ranks) 
     assert ranks.speakers[1].poll_once()
     waiting.join(5)
     assert done.is_set()
+
+
+def test_no_report_is_waited_for_that_nobody_judges_any_more(ranks: Ranks) -> None:
+    """The first rank has waited for the reports before, and judges none once it has said goodbye."""
+    for speaker in ranks.speakers:
+        speaker.link.connected = True
+    for rank in (1, 0):
+        ranks.calls[rank].report("once/1", dict, lambda _: ())
+    ranks.states[1].receive({"type": "goodbye", "rank": 0, "ended": True})
+    began = time.monotonic()
+    for call in ranks.calls[:2]:
+        call.settle_report("once/1")
+    assert time.monotonic() - began < 2
 
 
 def test_a_truncated_epoch_replaces_the_adapters_notice(ranks: Ranks) -> None:

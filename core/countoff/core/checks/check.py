@@ -205,7 +205,7 @@ class Others(Protocol):
     def settle_report(self, name: str) -> None:
         """Waits until the first rank has judged what was reported under a name, and all that follows is in the log.
 
-        It waits for 5 s at most, and not for a store that is slow.
+        It waits for 5 s at most, and not for a store that is slow, or a first rank that has said goodbye.
         """
         ...
 

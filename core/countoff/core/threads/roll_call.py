@@ -170,14 +170,12 @@ class RollCall:
 
     def settle_report(self, name: str) -> None:
         """Waits until a report is judged; see `countoff.core.checks.check.Others`."""
-        speaker, worth_waiting, judged = self._speaker, self._worth_waiting(), threading.Event()
-        if self._state.leads:
-            while name in self._open and worth_waiting():
-                self._settled.wait(0.02)
-                self._settled.clear()
-            return
-        speaker.hand(lambda _: speaker.poll(Deleted(f"{name}/{self._state.rank}", judged.set)))  # behind the report
-        while not judged.wait(0.02) and worth_waiting() and self._state.left is None:
+        state, speaker, worth_waiting, judged = self._state, self._speaker, self._worth_waiting(), threading.Event()
+        if state.leads:
+            return  # `settle` has waited for all reports
+        speaker.hand(lambda _: speaker.poll(Deleted(f"{name}/{state.rank}", judged.set)))  # behind the report
+        # Once the first rank has said goodbye, it judges nothing more.
+        while not judged.wait(0.02) and worth_waiting() and state.left is None and not state.host_left_at:
             pass
 
     def _worth_waiting(self) -> Callable[[], bool]:

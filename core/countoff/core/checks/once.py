@@ -90,7 +90,8 @@ class Reading(NamedTuple):
     Attributes:
         rows: Rows of the dataset that is dealt out to all ranks.
         samples: Samples that this rank has read.
-        difference: The sum of the hashes of what it has read, minus that of its part of all rows, modulo 2**64.
+        difference: The sum of the hashes of what it has read, minus that of its part of all rows, modulo 2**64, where
+            the sums tell all; else 0.
         repeated: Samples that all ranks read once more on purpose, by the plan.
         dropped: Samples that no rank reads on purpose, by the plan.
         dp_rank: The dp_rank of this rank.

@@ -17,6 +17,8 @@ JOBS = {
     "wrong": Job(batches=[5, 5], reported=[10, 10], args={"num_train_epochs": 3, **UNSHARED}),
     "stream": Job(batches=[5, 5], args={"max_steps": 12, **UNSHARED}),
     "limited": Job(batches=[5, 5], reported=[10, 10], args={"max_steps": 12, **UNSHARED}),
+    "half an epoch": Job(samples=70, args={"num_train_epochs": 1.5}),
+    "resumed": Job(batches=[5, 5], reported=[10, 10], args={"num_train_epochs": 3, **UNSHARED}, resume=True),
 }
 
 
@@ -37,6 +39,7 @@ def test_logs_and_bars_have_the_totals(run_ranks: Any) -> None:
         for with_totals, without in zip(result.value[: len(JOBS)], result.value[len(JOBS) :], strict=True):
             assert with_totals.weights == without.weights
             assert not any(own(without.logs) + own(without.history))
+    assert {total for _, total in results[0].value[len(JOBS) + 1].drawn} == {30}  # the wrong one, as without countoff
 
     first, *others = own(shown["divided"].logs)
     assert first == {
@@ -55,7 +58,7 @@ def test_logs_and_bars_have_the_totals(run_ranks: Any) -> None:
     assert [each for each in others if each] == [evaluated]
     assert {total for _, total in shown["divided"].drawn if total != 3} == {6}
     for each in shown.values():
-        assert own(each.history) == own(each.logs)
+        assert own(each.history)[-len(each.logs) :] == own(each.logs)
 
     wrong, trained = shown["wrong"], own(shown["wrong"].logs)
     assert wrong.drawn[0] == (0, 30)
@@ -72,3 +75,18 @@ def test_logs_and_bars_have_the_totals(run_ranks: Any) -> None:
     assert shown["stream"].drawn[-1][1] == 12
 
     assert not any("countoff/max_steps" in each for each in own(shown["limited"].logs))
+
+    assert own(shown["half an epoch"].logs)[0]["countoff/max_steps"] == shown["half an epoch"].drawn[-1][0] == 14
+    assert not any("countoff/max_steps" in each for each in own(shown["resumed"].logs))
+    assert {total for _, total in shown["resumed"].drawn} == {30}
+
+
+def test_a_model_card_can_be_made(run_ranks: Any) -> None:
+    """The table of a model card has a row for each evaluation, and all rows have the columns of the first one."""
+    job = Job(samples=70, eval_batches=[2, 2], args={"eval_strategy": "epoch", "num_train_epochs": 3})
+    streamed = Job(batches=[5, 5], eval_batches=[2, 2], args={"eval_strategy": "steps", "eval_steps": 4, **UNSHARED})
+    streamed = replace(streamed, args={**streamed.args, "max_steps": 12})
+    tables = run_ranks(jobs.tables_of, 2, [job, streamed], env=CPU, deadline_seconds=120)[0].value
+    columns = ["Training Loss", "Epoch", "Step", "Validation Loss"]
+    heads = [table.splitlines()[0].strip("| ").split("|") for table in tables]
+    assert [[each.strip() for each in head] for head in heads] == [columns] * 2

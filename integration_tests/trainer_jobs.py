@@ -16,6 +16,7 @@ from accelerate.data_loader import DataLoaderShard
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
 from transformers import Trainer, TrainerCallback, TrainingArguments, get_linear_schedule_with_warmup
+from transformers.modelcard import make_markdown_table, parse_log_history
 
 from countoff.transformers import Countoff
 from integration_tests import devices
@@ -267,14 +268,31 @@ def shown_by(jobs: Sequence[Job]) -> list[Shown]:
     """Trains each job with the Trainer's bar, logging every step; returns what it has shown on rank 0."""
     found: list[Shown] = []
     for job in jobs:
-        trainer, *_ = job.trainer(disable_tqdm=False, logging_strategy="steps", logging_steps=1)
+        shows: dict[str, Any] = {"disable_tqdm": False, "logging_strategy": "steps", "logging_steps": 1}
+        resume = None
+        if job.resume:
+            first, *_ = job.trainer(save_strategy="steps", save_steps=8)
+            first.train()
+            resume = "out/checkpoint-8"
+        trainer, *_ = job.trainer(**shows)
         reporter, drawn = Reporter(), io.StringIO()
         trainer.callback_handler.callbacks.insert(0, reporter)
         with contextlib.redirect_stderr(drawn), contextlib.redirect_stdout(io.StringIO()):
-            trainer.train()
+            trainer.train(resume_from_checkpoint=resume)
         bars = re.findall(r"\| (\d+)/(\d+) \[", drawn.getvalue())
         numbers = [(int(done), int(total)) for done, total in bars]
         found.append(Shown(numbers, reporter.logs, trainer.state.log_history, weights(trainer.model)))
+    return found
+
+
+def tables_of(jobs: Sequence[Job]) -> list[str]:
+    """Trains each job, logging no step; returns the table of the model card on rank 0."""
+    found: list[str] = []
+    for job in jobs:
+        trainer, *_ = job.trainer(logging_strategy="steps", logging_steps=1000)
+        trainer.train()
+        _, rows, _ = parse_log_history(trainer.state.log_history)
+        found.append(make_markdown_table(rows))
     return found
 
 

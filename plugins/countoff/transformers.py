@@ -81,7 +81,7 @@ class Countoff(Options, TrainerCallback, ExportableState):  # noqa: D101  # the 
         if not self.settings.enabled:
             return
         loader, process = of_trainer["train_dataloader"], PartialState()
-        facts = train_facts(loader, args, process)
+        facts = train_facts(loader, args, state, process)
         loop = self._new_loop(facts, args, state, of_trainer, process)
         try:
             observe(loop, loader)

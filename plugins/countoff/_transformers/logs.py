@@ -1,7 +1,8 @@
 """What the Trainer's logs and its progress bar get of the true totals.
 
 The Trainer hands its logs to one callback after the other, its reporters first. So the totals are added before it hands
-them to any. Of the bar, only the attribute `total` is set, which nothing that trains reads.
+them to any. Those of an evaluation stay as they are: the table of a model card is made of all that they have, and must
+have the same columns in each row. Of the bar, only the attribute `total` is set, which nothing that trains reads.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ __all__ = ["TrainerLogs"]
 
 _COUNTING = ("on_train_begin", "on_step_end")
 """The methods of its ProgressCallback that make the bar and move it."""
+
+_OF_TRAINING = {"loss", "train_runtime"}
+"""What the Trainer's logs of training steps have, and those of the end of the training."""
 
 
 class TrainerLogs:
@@ -58,7 +62,8 @@ class TrainerLogs:
 
     def show(self, handler: Any) -> None:
         """Sets the total of the Trainer's bar where the run is known to have fewer optimizer steps."""
-        plan = None if self._loop.fit.totals is None else self._loop.fit.totals.plan
+        fit = self._loop.fit
+        plan = None if fit.totals is None or fit.settings.totals == "off" else fit.totals.plan
         if plan is None or plan.total_steps is None or not self._belongs_to(handler) or not self._knows_steps:
             return
         for callback in handler.callbacks:
@@ -72,12 +77,16 @@ class TrainerLogs:
 
     @property
     def _knows_steps(self) -> bool:
-        """Whether the run ends with the steps of the plan: with `max_steps`, a wrong length also limits its epochs."""
+        """Whether the run ends with the steps of the plan.
+
+        With a wrong length, it does not where `max_steps` ends it, because that length also limits its epochs, and
+        where it resumes, because the Trainer computes from that length the epoch in which it goes on.
+        """
         if self._loop.fit.totals is None:
             return False
         plan = self._loop.fit.totals.plan
-        believed = plan.reported_batches_per_epoch
-        return plan.facts.max_epochs is not None or believed in (None, plan.batches_per_epoch)
+        right = plan.reported_batches_per_epoch in (None, plan.batches_per_epoch)
+        return right or (plan.facts.max_epochs is not None and self._from_start)
 
     def _epoch(self) -> float | None:
         """The epochs that are done, where the Trainer divides by a wrong number, or by none, and the true one is known.
@@ -100,8 +109,9 @@ def _draws_as_transformers(callback: Any) -> bool:
 
 def _log(method: Callable[..., Any], handler: Any, args: Any, state: Any, control: Any, logs: Any) -> Any:
     news: dict[str, float] = {}
-    for each in _followed:
-        news |= each.news(handler)
+    if not _OF_TRAINING.isdisjoint(logs or ()):
+        for each in _followed:
+            news |= each.news(handler)
     if news and state.log_history and state.is_world_process_zero:
         state.log_history[-1] |= news  # as it was handed to the reporters
     return method(handler, args, state, control, {**logs, **news} if news else logs)

@@ -137,6 +137,12 @@ class Totals:
         """Batches that every epoch has had until now, where nothing proves them; None if there is no such number."""
         return self._facts.known_batches
 
+    @property
+    def unknown_because(self) -> str:
+        """Why the batches of an epoch are not known; empty if they are."""
+        reason = self.plan.unknown_because
+        return "it has differed between epochs" if reason and self._varies else reason
+
     def progress(self, batches: int) -> float | None:
         """Returns the fraction of the epoch that a rank has done after some batches, 0 to 1; None while unknown."""
         total = self.plan.batches_per_epoch

@@ -377,10 +377,11 @@ class Fit:
 
     def in_words(self) -> str:
         """Returns what is known of the run as sentences, a line for each."""
-        plan = None if self.totals is None else self.totals.plan
+        if (totals := self.totals) is None:
+            return in_words(self._totals_known())
         # Where steps end the run, and the data reports no end, nobody counts in epochs.
-        endless = plan is None or (plan.facts.max_steps is not None and plan.reported_batches is None)
-        return in_words(self._totals_known(), "" if plan is None or endless else plan.unknown_because)
+        endless = totals.plan.facts.max_steps is not None and totals.plan.reported_batches is None
+        return in_words(self._totals_known(), "" if endless else totals.unknown_because)
 
     def log_in_words(self) -> None:
         """Writes the same into the program's log, in one line, on the first rank."""

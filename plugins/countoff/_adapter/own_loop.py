@@ -11,6 +11,7 @@ import functools
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -50,7 +51,7 @@ class OwnLoop(ABC):
         self._planned_length: int | None = None
         self._trained_on: Callable[[], list[Any]] = weakly(())
         self._begun_before = False
-        self._claimed: dict[str | None, int] = {}  # by what is passed over, what `len` of its loader gave last
+        self._claims: dict[str | None, Claim] = {}  # those of the last pass of each kind
 
     def train(self, loader: Iterable[Batch], *, epoch: int | None = None, position: int = 0) -> Pass[Batch]:
         """Returns an iterator over one train epoch, which counts each batch as it hands it out.
@@ -252,10 +253,15 @@ class OwnLoop(ABC):
         """Says whether what begins from here on is compared with other ranks; also before a fit has begun."""
         self._loop.compare(comparing)
 
+    def claim_before(self, name: str | None) -> Claim:
+        """Returns what `len` of a loader gave in the last pass of that kind."""
+        return self._claims.get(name, Claim())
+
     def count_pass(
-        self, batches: Iterator[Any], loader: Any, name: str | None, epoch: int | None, position: int
+        self, batches: Iterator[Any], loader: Any, claim: Claim, name: str | None, epoch: int | None, position: int
     ) -> Count | None:
         """Returns what counts the batches of a pass that begins; None where it is not counted."""
+        self._claims[name] = claim
         if not self._settings.enabled or (name is not None and self._loop.ended):
             return None
         if name is None:
@@ -271,8 +277,14 @@ class OwnLoop(ABC):
         self._trained_on = weakly((loader,)) if name is None else self._trained_on
         return self._loop.passes.count(batches, name, epoch=epoch, **self._ways(loader, name, position))
 
-    def length_of(self, loader: Any, name: str | None, position: int) -> int:
+    def length_of(self, loader: Any, claims: tuple[Claim, Claim], name: str | None, position: int) -> int:
         """Returns what `len` of a pass gives, which goes on at a position.
+
+        Args:
+            loader: The loader.
+            claims: What `len` of it gave in the pass before, and gives in this one, which is set.
+            name: The evaluation's name; None for a train epoch.
+            position: The position.
 
         Raises:
             TypeError: If the loader has no length, and its passes have shown none.
@@ -284,8 +296,9 @@ class OwnLoop(ABC):
             if observed is None:
                 raise
             return max(0, observed - position)
-        before, self._claimed[name] = self._claimed.get(name), length
-        if observed is not None and before == length:  # else it may be another one by now
+        before, this = claims
+        this.length = length
+        if observed is not None and before.length == length:  # else it may be another one by now
             return max(0, observed - position)
         if name is not None or self._settings.uneven_train == "raise" or not self._settings.enabled:
             return length
@@ -305,8 +318,15 @@ def _copy_of(kind: type[OwnLoop]) -> OwnLoop:
     """Returns a copy of a `Countoff`, which is off: what holds it may be an average of a model, or in a worker."""
     copied, settings = kind.__new__(kind), Settings(enabled=False)
     loop = CountedLoop(Fit(settings, Words("", "{}", {}), OwnRank(0, 1, 0, 1)), own=True)
-    vars(copied).update(_settings=settings, _loop=loop, _claimed={})
+    vars(copied).update(_settings=settings, _loop=loop, _claims={})
     return copied
+
+
+@dataclass
+class Claim:
+    """What `len` of a loader gives in a pass; None as long as nobody has asked."""
+
+    length: int | None = None
 
 
 class Pass(Generic[Batch]):
@@ -318,6 +338,7 @@ class Pass(Generic[Batch]):
         self._owner = owner
         self._loader = loader
         self._asked = name, epoch, position
+        self._claims = owner.claim_before(name), Claim()
         self._batches: Iterator[Any] | None = None
         self._count: Count | None = None
         self._take: Callable[[], Any] | None = None
@@ -336,7 +357,7 @@ class Pass(Generic[Batch]):
 
     def __len__(self) -> int:
         name, _, position = self._asked
-        return self._owner.length_of(self._loader, name, position)
+        return self._owner.length_of(self._loader, self._claims, name, position)
 
     def close(self) -> None:
         """Ends the pass, as where the loop lets go of it."""
@@ -351,6 +372,6 @@ class Pass(Generic[Batch]):
             if (take := self._take) is None:
                 iter(self)
                 batches: Any = self._batches
-                self._count = count = self._owner.count_pass(batches, self._loader, *self._asked)
+                self._count = count = self._owner.count_pass(batches, self._loader, self._claims[1], *self._asked)
                 self._take = take = batches.__next__ if count is None else count.take
         return take()

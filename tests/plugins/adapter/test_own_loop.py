@@ -558,6 +558,33 @@ def test_totals_are_told_in_words() -> None:
     assert countoff.totals.startswith("An epoch has 6 batches on each rank and 3 optimizer steps; the run has 6 steps.")
 
 
+class GrowingList(list[int]):
+    """A list that can be referred to weakly."""
+
+
+def test_a_length_that_grows_rightly_stays() -> None:
+    """A loader that has more batches in each epoch, and says so, is believed however often a program asks."""
+    source, countoff = GrowingList([0] * 4), Countoff()
+    found: list[int] = []
+    evaluated: list[int] = []
+    for _ in range(3):
+        for begin, lengths in ((countoff.train, found), (countoff.eval, evaluated)):
+            first, passed = begin(source), begin(source)
+            lengths += [len(first), len(passed), len(passed)]  # pyright: ignore[reportArgumentType]
+            for _ in passed:
+                lengths[-1] = len(passed)  # pyright: ignore[reportArgumentType]
+        source += [0, 0]
+    assert found == evaluated == [4] * 3 + [6] * 3 + [8] * 3
+
+
+def test_what_differs_from_epoch_to_epoch_is_said_to_differ() -> None:
+    source: Any = DataLoader(Stream(12, 10), batch_size=2)
+    countoff = Countoff()
+    for _ in range(2):
+        list(countoff.train(source))
+    assert countoff.totals.endswith("How many batches an epoch has is not known yet: it has differed between epochs.")
+
+
 @pytest.mark.parametrize("settings", [{"enabled": False}, {"uneven_train": "stop", "uneven_eval": "stop"}])
 def test_a_length_has_no_effect_on_one_rank(settings: Any) -> None:
     countoff = Countoff(**settings)

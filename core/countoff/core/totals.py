@@ -209,12 +209,13 @@ class Totals:
         )
 
 
-def in_words(known: Mapping[str, float], unknown_because: str = "") -> str:
+def in_words(known: Mapping[str, float], unknown_because: str = "", *, of: str = "each rank") -> str:
     """Returns what is known of a run as sentences, a line for each.
 
     Args:
         known: The totals, under the names of the metrics.
         unknown_because: Why the batches of an epoch are not known.
+        of: Whose batches they are.
 
     Example:
         >>> print(in_words({"countoff/batches_per_epoch": 8, "countoff/steps_per_epoch": 3, "countoff/total_steps": 6,
@@ -229,7 +230,7 @@ def in_words(known: Mapping[str, float], unknown_because: str = "") -> str:
         return count_of(numbers[name], noun) if name in numbers else ""
 
     of_epoch = [counted("batches_per_epoch", "batch"), counted("steps_per_epoch", "optimizer step")]
-    epoch = " and ".join(filter(None, (of_epoch[0] and f"{of_epoch[0]} on each rank", of_epoch[1])))
+    epoch = " and ".join(filter(None, (of_epoch[0] and f"{of_epoch[0]} on {of}", of_epoch[1])))
     run = " and ".join(filter(None, (counted("total_steps", "step"), counted("total_tokens", "token"))))
     step = " and ".join(filter(None, (counted("global_batch_size", "sample"), counted("tokens_per_step", "token"))))
     lines = [

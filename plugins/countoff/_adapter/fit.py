@@ -381,7 +381,9 @@ class Fit:
             return in_words(self._totals_known())
         # Where steps end the run, and the data reports no end, nobody counts in epochs.
         endless = totals.plan.facts.max_steps is not None and totals.plan.reported_batches is None
-        return in_words(self._totals_known(), "" if endless else totals.unknown_because)
+        alone = self.own.world_size > 1 and totals.observed_batches is not None and not self._ends_with_others
+        of = "this rank" if alone else "each rank"
+        return in_words(self._totals_known(), "" if endless else totals.unknown_because, of=of)
 
     def log_in_words(self) -> None:
         """Writes the same into the program's log, in one line, on the first rank."""

@@ -41,3 +41,13 @@ def test_totals_of_samples_are_those_of_ranks_with_equal_lengths(
     monkeypatch.setattr(Guard, "agreed", frozenset(agreed))
     assert ("countoff/samples_per_epoch" in fit.metrics) == known
     assert fit.metrics["countoff/batches_per_epoch"] == 4
+
+
+@pytest.mark.parametrize(("uneven", "whose"), [("raise", "this rank"), ("stop", "each rank")])
+def test_an_observed_length_is_that_of_the_rank_that_has_seen_it(uneven: Any, whose: str) -> None:
+    """Ranks may differ on purpose, inside of `uncounted`, or with a warning; made even, they do not."""
+    facts = LoaderFacts(reported_batches=None, batch_size=2, drop_last=False, samples_per_rank=None)
+    totals = Totals(facts, dp_degree=2, framework="len(loader)")
+    fit = Fit(Settings(uneven_train=uneven), WORDS, OwnRank(0, 2, 0, 2), totals)
+    totals.observe(8)
+    assert fit.in_words().startswith(f"An epoch has 8 batches on {whose} and ")

@@ -219,8 +219,9 @@ def fit_on_a_mesh() -> list[Any]:
         trainer.fit()
         trainer.close()
         callback = next(each for each in trainer.state.callbacks if hasattr(each, "guard"))
-        logged = [memory.data[f"countoff/{name}"][-1][1] for name in ("dp_degree", "global_batch_size")]
-        found.append([int(trainer.state.timestamp.batch), *logged, {"dp_rank", "dp_degree"} & callback.guard.agreed])
+        guard, samples = callback.guard, memory.data["countoff/global_train_batch_size"][-1][1]
+        agreed = {"dp_rank", "dp_degree"} & guard.agreed
+        found.append([int(trainer.state.timestamp.batch), guard.data.dp_degree, samples, agreed])
     return found
 
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ class Case:
     """A job.
 
     `val` are its validation loaders, and `trainer` the Trainer's arguments. `bar` is ``tqdm`` or ``rich``, or one of
-    Lightning's with another method (``counts samples``, ``own total``, ``looks``), or none.
+    Lightning's with another method (``counts samples``, ``own total``, ``looks``), or ``every third`` batch, or none.
     """
 
     train: Callable[[], Any]
@@ -159,6 +160,8 @@ def bar_of(callbacks: Any, kind: str) -> Any:
     if kind == "rich":
         drawn = {"file": sys.stdout, "force_terminal": True, "width": 120}
         return callbacks.RichProgressBar(console_kwargs=drawn)
+    if kind == "every third":
+        return callbacks.TQDMProgressBar(refresh_rate=3)
     kinds = {"counts samples": CountsSamples, "own total": OwnTotal, "looks": Looks}
     return kinds.get(kind, callbacks.TQDMProgressBar)()
 
@@ -228,14 +231,30 @@ def all_fitted(cases: Mapping[str, tuple[Case, Sequence[Mapping[str, Any] | None
 
 
 def logged_by(options: Sequence[Mapping[str, Any] | None]) -> list[tuple[list[str], str]]:
-    """Trains with a CSVLogger; returns the columns of its metrics, and its file of hyperparameters."""
+    """Trains with a CSVLogger, and with a subclass of it; returns the columns of its metrics, and its hyperparameters.
+
+    Each has another logger beside it, whose methods are the user's own.
+    """
     from lightning.pytorch.loggers import CSVLogger
+
+    class Named(CSVLogger):
+        """Differs by its name only."""
+
+    class Knows(CSVLogger):
+        """Knows the metrics that its program logs."""
+
+        def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+            assert set(metrics) == {"val", "epoch"}
+
+        def log_hyperparams(self, params: Any = None) -> None:
+            raise AssertionError
 
     quiet()
     found: list[tuple[list[str], str]] = []
-    for number, each in enumerate(options):
-        logger = CSVLogger(os.getcwd(), name=f"log{number}")
-        case = Case(partial(whole, 83), [partial(whole, 20)], {"logger": logger, "accumulate_grad_batches": 2}, bar="")
+    for number, (each, kind) in enumerate(product(options, (CSVLogger, Named))):
+        logger = kind(os.getcwd(), name=f"log{number}")
+        trained = {"logger": [logger, Knows(os.getcwd())], "accumulate_grad_batches": 2}
+        case = Case(partial(whole, 83), [partial(whole, 20)], trained, bar="")
         fitted(case, each)
         if own_rank() == 0:
             directory = Path(logger.log_dir)

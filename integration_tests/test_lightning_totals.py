@@ -24,6 +24,7 @@ BARS = {
     "looks": Case(partial(stream, 8), bar="looks"),
     "counts samples": Case(partial(stream, 8), bar="counts samples"),
     "own total": Case(partial(stream, 8), bar="own total"),
+    "every third": Case(partial(stream, 8), bar="every third"),
     "resumed": Case(partial(whole, 64, TooLong), resumes_after=3),
     "resumed, rich": Case(partial(whole, 64, TooLong), resumes_after=3, bar="rich"),
     "resumed stream": Case(partial(stream, 8), resumes_after=3, trainer={"max_epochs": 4}),
@@ -49,6 +50,7 @@ def test_bars_show_what_is_known(run_ranks: Any) -> None:
     assert epochs["reloaded"] == [[None, 8], [None, 8], [None, 8], []]
     assert epochs["counts samples"] == [[None], [None], [None], []]
     assert epochs["own total"] == [[1000], [1000], [1000], []]
+    assert epochs["every third"] == [[None], [8], [8], []]  # 6/8 is no end of an epoch
     assert epochs["resumed"][1:] == [[8], [8], []]
     assert epochs["resumed, rich"][1:] == [[8], [8], []]
     assert epochs["resumed stream"][1:] == [[None, 8], [8], [8]]
@@ -88,10 +90,14 @@ def test_nothing_that_trains_is_changed(run_ranks: Any) -> None:
 
 
 def test_loggers_get_a_short_list(run_ranks: Any) -> None:
-    """A CSVLogger gets no column more, and the totals among its hyperparameters; with totals="off" nothing at all."""
+    """A CSVLogger gets no column more, and the totals among its hyperparameters; with totals="off" nothing at all.
+
+    A logger whose methods are a user's own gets nothing.
+    """
     results = run_ranks(logged_by, 2, [None, SHOW, OFF], deadline_seconds=90)
-    plain, show, off = results[0].value
-    assert show[0] == plain[0] == off[0]
+    plain, named, show, shown_by_name, off, _ = results[0].value
+    assert show[0] == shown_by_name[0] == plain[0] == named[0] == off[0]
+    assert shown_by_name[1] == show[1]
     assert yaml.safe_load(show[1]) == {
         "countoff/num_training_batches": 11,
         "countoff/steps_per_epoch": 6,

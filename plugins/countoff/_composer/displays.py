@@ -22,7 +22,7 @@ _CONSOLE = ("log_to_console", "_get_progress_string", "_get_eval_progress_string
 
 
 def log(state: Any, logger: Any, numbers: Mapping[str, float], words: str = "") -> None:
-    """Gives numbers, if there are any, to Composer's loggers as metrics.
+    """Gives numbers, if there are any, to Composer's own loggers as metrics.
 
     Not as hyperparameters, of which W&B and MLflow refuse another value, as in a resumed run. The console, which has a
     line for each metric, gets words in their place, in one line, or nothing.
@@ -35,9 +35,11 @@ def log(state: Any, logger: Any, numbers: Mapping[str, float], words: str = "") 
     """
     line: Any = {"countoff/totals": words.replace("\n", " ")}  # a text, which the console writes as any value
     for destination in logger.destinations if numbers else ():
+        if not _as_composer(destination, ("log_metrics",)):
+            continue  # a user's own may know with what it is called, and raise
         if not isinstance(destination, ConsoleLogger):
             destination.log_metrics(dict(numbers), int(state.timestamp.batch))
-        elif words and _as_composer(destination, ("log_metrics", "log_to_console")):
+        elif words and _as_composer(destination, ("log_to_console",)):
             destination.log_metrics(line)
 
 

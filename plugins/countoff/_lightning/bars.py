@@ -23,13 +23,15 @@ _COUNTING = {
 """By what a bar is of: the bar, and what counts its batches and its total."""
 
 
-def show(trainer: Any, kind: str, batches: int | None) -> bool:
+def show(trainer: Any, kind: str, batches: int | None, *, ended: bool = False) -> bool:
     """Sets the total of a bar that Lightning has set too long, or to none; returns whether there was a bar to set.
 
     Args:
         trainer: Lightning's Trainer.
         kind: What the bar is of: ``train``, ``val`` or ``test``.
         batches: The true number of batches; None if it is not known.
+        ended: Whether all of them are done. A bar that does not draw each batch is left then, as one that seems to have
+            stopped before its end.
     """
     callback = trainer.progress_bar_callback
     if batches is None or not getattr(callback, "is_enabled", False) or not _counts_as_lightning(callback, kind):
@@ -39,7 +41,8 @@ def show(trainer: Any, kind: str, batches: int | None) -> bool:
         bar = getattr(callback, f"{kind}_progress_bar")
     if bar is None:
         return False
-    if bar.total is None or bar.total > batches:
+    behind = ended and getattr(bar, "n", batches) != batches  # tqdm's: its `refresh_rate` is above 1
+    if not behind and (bar.total is None or bar.total > batches):
         bar.total = batches
         if hasattr(bar, "refresh"):  # of tqdm, which draws nothing by itself
             bar.refresh()

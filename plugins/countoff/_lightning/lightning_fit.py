@@ -148,7 +148,7 @@ class LightningFit:
         exhausted = self.epochs.leave()
         notice = self._with_remedy(self._fit.learn_length()) if exhausted and (even or whole) else None
         if exhausted and self._settings.totals != "off":
-            self.epochs.show_total(self.guard.train_batches)
+            self.epochs.show_total(self.guard.train_batches, ended=True)
         self.guard.train_end("exhausted" if exhausted else "stopped", notice=notice)
         if even:
             self._log()

@@ -79,9 +79,9 @@ class TrainEpochs:
         loop = self._trainer.fit_loop.epoch_loop
         return MethodHook(loop, "on_run_start", before=lambda *_: self.show_total(self._fit.epoch_batches)).remove
 
-    def show_total(self, batches: int | None) -> None:
-        """Shows how many batches the epoch has; None if that is not known."""
-        self._shown = bars.show(self._trainer, "train", batches)
+    def show_total(self, batches: int | None, *, ended: bool = False) -> None:
+        """Shows how many batches the epoch has, None if that is not known; and whether all of them are done."""
+        self._shown = bars.show(self._trainer, "train", batches, ended=ended)
 
     def set_limits(self) -> None:
         """Sets Lightning's own numbers where epochs are made even: it may have loaded the train loader again."""

@@ -20,7 +20,8 @@ from countoff.core import BatchPlan, FitPlan, Guard, LoaderFacts
 from countoff.core.checks.horizon import RunLength
 from countoff.core.totals import evaluation_metrics
 
-_ADD_HYPERPARAMETERS = "CSVLogger", "WandbLogger"
+_PACKAGES = "lightning", "pytorch_lightning"
+_ADD_HYPERPARAMETERS = {"CSVLogger", "WandbLogger"}
 _OF_STEPS = ("countoff/steps_per_epoch", "countoff/estimated_stepping_batches", "countoff/global_batch_size")
 
 
@@ -301,10 +302,11 @@ def metrics_of_evaluation(loop: Any, known: Mapping[int, LoaderFacts], dp_degree
 
 
 def log(trainer: Any, found: Mapping[str, float], *, constant: bool = True) -> None:
-    """Gives numbers, if there are any, to all loggers, on rank 0; `self.log` is not allowed in some of the hooks.
+    """Gives numbers, if there are any, to Lightning's own loggers, on rank 0; some hooks do not allow `self.log`.
 
     CSVLogger and WandbLogger get what is constant with the hyperparameters. Others get metrics: TensorBoardLogger
-    replaces the user's hyperparameters by the latest ones, and MLFlowLogger refuses another value of one.
+    replaces the user's hyperparameters by the latest ones, and MLFlowLogger refuses another value of one. A method of
+    a user's own is not called: it may know what it is called with, and raise.
 
     Args:
         trainer: Lightning's Trainer.
@@ -315,11 +317,16 @@ def log(trainer: Any, found: Mapping[str, float], *, constant: bool = True) -> N
         return
     step = getattr(trainer.fit_loop.epoch_loop, "_batches_that_stepped", trainer.global_step)
     for logger in trainer.loggers:
-        kind = type(logger)
-        if constant and kind.__name__ in _ADD_HYPERPARAMETERS and of_library(kind, "lightning", "pytorch_lightning"):
+        if constant and _adds_hyperparameters(logger):
             logger.log_hyperparams(dict(found))
-        else:
+        elif of_library(type(logger).log_metrics, *_PACKAGES):
             logger.log_metrics(dict(found), step=step)
+
+
+def _adds_hyperparameters(logger: Any) -> bool:
+    """Returns whether a logger adds hyperparameters to those that it has, as Lightning's own class or as one of it."""
+    kinds = (each.__name__ for each in type(logger).__mro__ if of_library(each, *_PACKAGES))
+    return not _ADD_HYPERPARAMETERS.isdisjoint(kinds) and of_library(type(logger).log_hyperparams, *_PACKAGES)
 
 
 def set_length(trainer: Any, batches: int) -> bool:

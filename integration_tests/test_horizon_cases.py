@@ -304,7 +304,7 @@ def test_a_wrong_schedule_is_named_and_a_right_one_is_not(run_ranks, framework, 
             assert lines == [], name
             assert OTHERS.get(name, "") in said[name], name
             if name not in OTHERS:
-                assert "countoff" not in said[name], said[name]
+                assert "countoff: " not in said[name], said[name]
             continue
         sentence, why = wrong[name]
         assert lines[0].endswith(sentence), (name, lines)

@@ -76,7 +76,8 @@ def test_logs_and_bars_have_the_totals(run_ranks: Any) -> None:
 
     assert not any("countoff/max_steps" in each for each in own(shown["limited"].logs))
 
-    assert own(shown["half an epoch"].logs)[0]["countoff/max_steps"] == shown["half an epoch"].drawn[-1][0] == 14
+    assert not any("countoff/max_steps" in each for each in own(shown["half an epoch"].logs))
+    assert shown["half an epoch"].drawn[-1] == (14, 14)
     assert not any("countoff/max_steps" in each for each in own(shown["resumed"].logs))
     assert {total for _, total in shown["resumed"].drawn} == {30}
 

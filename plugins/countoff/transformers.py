@@ -81,7 +81,7 @@ class Countoff(Options, TrainerCallback, ExportableState):  # noqa: D101  # the 
         if not self.settings.enabled:
             return
         loader, process = of_trainer["train_dataloader"], PartialState()
-        facts = train_facts(loader, args, state, process)
+        facts = train_facts(loader, args, process)
         loop = self._new_loop(facts, args, state, of_trainer, process)
         try:
             observe(loop, loader)
@@ -100,7 +100,8 @@ class Countoff(Options, TrainerCallback, ExportableState):  # noqa: D101  # the 
         loop.passes.began = begin_epoch
         self._loop = loop
         self._active.add(loop)
-        self._logs = TrainerLogs(self, loop, from_start=state.global_step == 0)
+        whole = args.max_steps > 0 or args.num_train_epochs % 1 == 0
+        self._logs = TrainerLogs(self, loop, from_start=state.global_step == 0, whole_epochs=whole)
         loop.until_end(self._logs.follow())
         loop.begin(
             plan_of(facts, args, state, self.settings),

@@ -33,12 +33,14 @@ class TrainerLogs:
         callback: The callback that the Trainer has.
         loop: The training.
         from_start: Whether it begins with the first epoch, so that epochs are counted from there.
+        whole_epochs: Whether no number of epochs ends it in the middle of one: the plan has whole ones.
     """
 
-    def __init__(self, callback: Any, loop: CountedLoop, *, from_start: bool) -> None:
+    def __init__(self, callback: Any, loop: CountedLoop, *, from_start: bool, whole_epochs: bool) -> None:
         self._callback = callback
         self._loop = loop
         self._from_start = from_start
+        self._whole_epochs = whole_epochs
         self._evaluated: dict[str, float] = {}
 
     def follow(self) -> Callable[[], None]:
@@ -82,7 +84,7 @@ class TrainerLogs:
         With a wrong length, it does not where `max_steps` ends it, because that length also limits its epochs, and
         where it resumes, because the Trainer computes from that length the epoch in which it goes on.
         """
-        if self._loop.fit.totals is None:
+        if self._loop.fit.totals is None or not self._whole_epochs:
             return False
         plan = self._loop.fit.totals.plan
         right = plan.reported_batches_per_epoch in (None, plan.batches_per_epoch)

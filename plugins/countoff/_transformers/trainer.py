@@ -38,21 +38,19 @@ __all__ = [
 _log = logging.getLogger("countoff")
 
 
-def train_facts(loader: Any, args: Any, state: Any, process: Any) -> LoaderFacts:
+def train_facts(loader: Any, args: Any, process: Any) -> LoaderFacts:
     """Returns the facts of the train loader, with the limits of TrainingArguments.
 
     Args:
         loader: The train loader.
         args: TrainingArguments.
-        state: The TrainerState, whose `max_steps` ends a run of one epoch and a half.
         process: Accelerate's PartialState.
     """
     limited = args.max_steps > 0
-    in_epoch = not limited and args.num_train_epochs % 1 > 0
     known: dict[str, Any] = {
         "gradient_accumulation_steps": args.gradient_accumulation_steps,
         "max_epochs": None if limited else math.ceil(args.num_train_epochs),
-        "max_steps": args.max_steps if limited else state.max_steps if in_epoch else None,
+        "max_steps": args.max_steps if limited else None,
         "partial_step": "applied",
     }
     if is_prepared(loader):

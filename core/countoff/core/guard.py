@@ -89,10 +89,11 @@ class Guard:
     watching. In a healthy job `fit_start` waits for other ranks, at most `deadline_seconds`. The end of a span waits
     until all ranks are there, at most 5 ms, and `fit_end` at most 50 ms; every other method waits at most 50 ms, for
     its own threads. Once there is a verdict, a method waits until that is printed, a few seconds at most, and `close`
-    completes the last roll calls for at most 5 s, and the last comparison of weights for as long. Where ranks are kept
-    even, `close` also waits until what this rank has to tell is written, at most `lost_seconds`, and with `trace_dir`
-    1.5 s at most until the trace is written. No method calls the store. With one rank nothing is ever raised, and
-    nothing is started but the thread that writes the trace, and those that tell of a warning.
+    completes the last roll calls, what is told of samples that were read, and the last comparison of weights, each for
+    at most 5 s. Where ranks are kept even, `close` also waits until what this rank has to tell is written, at most
+    `lost_seconds`, and with `trace_dir` 1.5 s at most until the trace is written. No method calls the store. With one
+    rank nothing is ever raised, and nothing is started but the thread that writes the trace, and those that tell of a
+    warning.
 
     Args:
         settings: The user's choices.

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Reads"]
 
-_WIDEST = 1 << 26
-"""Rows that one rank hashes for its part of the dataset, at most: some seconds, on another thread."""
+_WIDEST = 1 << 24
+"""Rows that one rank hashes for its part of the dataset, at most: for a few seconds, once, nothing else is sent."""
 _AHEAD = 2
 """Batches behind a checkpoint whose indices are told, if the loader has fetched them by then."""
 
@@ -85,8 +85,8 @@ class Reads:
             rows, dealt = known if stored is None else stored, self._rows_dealt_once(loader, known)
             if dealt is not None:
                 issue.are_of(dealt)
-            how = {"in_order": getattr(loader, "in_order", True), "spun": spun and not issue.begun}
-            planned = None if dealt is None else _planned(loader, plan, dealt)
+            how = {"in_order": attribute_of(loader, "in_order") is not False, "spun": spun and not issue.begun}
+            planned = None if dealt is None else _plan_of(loader, plan, dealt)
             guard.once.reads = _EpochReads(issue, unseen, own, rows, dealt, planned, **how)
             if iterates_as_torch(loader):
                 guard.resumes.look_at_order()
@@ -140,7 +140,7 @@ class _Planned(NamedTuple):
         return batches == self.batches or (self.uneven and ended)
 
 
-def _planned(loader: DataLoader[Any], plan: BatchPlan | None, rows: int) -> _Planned | None:
+def _plan_of(loader: DataLoader[Any], plan: BatchPlan | None, rows: int) -> _Planned | None:
     """What is planned to be read of so many rows; None where that is not known.
 
     A loader that saves its state may begin anywhere in an epoch, which its plan does not have. What it repeats at most

@@ -100,7 +100,7 @@ def sampling_of(loader: Any, *, dp_rank: int, dp_degree: int) -> Sampling:
 def _workers_in_turn(loader: DataLoader[Any]) -> int:
     """Returns the workers of a loader that each read a copy of an iterable dataset and give a batch in turn; else 0."""
     alone = isinstance(loader, accelerate_classes("DataLoaderDispatcher")) or not iterates_as_torch(loader)
-    in_turn = isinstance(loader.dataset, IterableDataset) and getattr(loader, "in_order", True)
+    in_turn = isinstance(loader.dataset, IterableDataset) and attribute_of(loader, "in_order") is not False
     return 0 if alone or not in_turn else loader.num_workers
 
 

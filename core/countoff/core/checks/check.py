@@ -116,7 +116,7 @@ class TickPart(NamedTuple):
 
 
 class Others(Protocol):
-    """The other ranks, as a check reaches them. Nothing here waits."""
+    """The other ranks, as a check reaches them. Nothing here waits but `settle_report` and `settle_question`."""
 
     def compare(
         self,

@@ -1,6 +1,5 @@
 """Real meshes: they give each rank its data rank without a process group, and every guard compares them."""
 
-import csv
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from countoff.lightning import Countoff
 from countoff.mesh import dp_position, rank_map
 from integration_tests import mesh_loops
 from integration_tests.harness import RankResult
-from integration_tests.jobs import digits
+from integration_tests.jobs import digits, logged
 
 RunRanks = Callable[..., list[RankResult]]
 
@@ -230,7 +229,6 @@ def test_a_lightning_mesh_is_counted_by_its_data_ranks(run_ranks: RunRanks, rank
     assert seen[0] == seen[1]
     assert seen[2] == seen[3]
     assert sorted(seen[0] + seen[2]) == list(range(30))
-    with (tmp_path / "logs" / "metrics.csv").open(newline="") as lines:
-        logged = {name: value for line in csv.DictReader(lines) for name, value in line.items() if value}
-    expected = {"dp_degree": 2, "batches_per_epoch": 4, "global_batch_size": 8, "samples_per_epoch": 30}
-    assert {name: float(logged[f"countoff/{name}"]) for name in expected} == expected
+    found = logged(tmp_path / "logs")
+    expected = {"num_training_batches": 4, "global_batch_size": 8, "samples_repeated": 0, "samples_dropped": 0}
+    assert {name: found[f"countoff/{name}"] for name in expected} == expected

@@ -77,7 +77,7 @@ def test_simulated_ranks_write_whole_traces(tmp_path):
     assert spreads == [pytest.approx(0.012, abs=1e-3)] * 4, "the clocks are not corrected"
     assert [(pace.paused, pace.pause_seconds) for pace in paces[::2]] == [(0, 15.0)] * 2
     kinds = {json.loads(line)["k"] for line in (tmp_path / "rank-00000.jsonl").read_text().splitlines()}
-    assert kinds == set(LINES) - {"clock", "warning", "stacks", "verdict", "dropped"}
+    assert kinds == set(LINES) - {"clock", "once", "warning", "stacks", "verdict", "dropped"}
 
 
 def test_even_passes_are_measured_beside_their_rivals(run_ranks):

@@ -222,8 +222,6 @@ def lightning_fits(runs: list[LightningFit]) -> list[list[str]]:
 def _fit(run: LightningFit) -> list[str]:
     import lightning
 
-    from countoff.lightning import Countoff
-
     class Net(lightning.LightningModule):
         def __init__(self) -> None:
             super().__init__()
@@ -247,23 +245,32 @@ def _fit(run: LightningFit) -> list[str]:
                 self.sampler.set_epoch(self.global_rank)
             return DataLoader(dataset, batch_size=BATCH_SIZE, sampler=self.sampler, **forked(run.workers))
 
+    trainer, kept = counted_trainer(2, max_epochs=3, reload_dataloaders_every_n_epochs=int(run.reloads))
+    trainer.fit(Net())
+    return [f"{notice.kind}: {notice.sentence}" for notice in kept[0].notices]
+
+
+def counted_trainer(ranks: int, **options: Any) -> tuple[Any, list[Any]]:
+    """A quiet Trainer of Lightning that leaves the samplers alone, and a list that gets its fit's guard."""
+    import lightning
+
+    from countoff.lightning import Countoff
+
     class Keeping(lightning.Callback):
         def on_train_end(self, trainer: Any, pl_module: Any) -> None:
             kept.append(callback.guard)
 
     kept, callback = list[Any](), Countoff()
     trainer = lightning.Trainer(
-        max_epochs=3,
         accelerator="cpu",
-        devices=2,
+        devices=ranks,
         strategy="ddp",
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
         use_distributed_sampler=False,
-        reload_dataloaders_every_n_epochs=int(run.reloads),
         callbacks=[Keeping(), callback],
+        **options,
     )
-    trainer.fit(Net())
-    return [f"{notice.kind}: {notice.sentence}" for notice in kept[0].notices]
+    return trainer, kept

@@ -32,7 +32,7 @@ import countoff.accelerate
 import countoff.torch
 from integration_tests.harness import RankResult, ask_no_name_server, run_ranks
 from integration_tests.jobs import own_rank
-from integration_tests.once_jobs import forked
+from integration_tests.once_jobs import counted_trainer, forked
 
 BATCH, EPOCHS = 4, 4
 KINDS = ("torch", "accelerate", "stateful", "lightning")
@@ -227,8 +227,6 @@ def _lightning(loop: Loop) -> Any:
     """Stops at the end of an epoch: Lightning reads an epoch from its first batch again."""
     import lightning
 
-    import countoff.lightning
-
     class Net(lightning.LightningModule):
         def __init__(self) -> None:
             super().__init__()
@@ -250,23 +248,8 @@ def _lightning(loop: Loop) -> Any:
             self.sampler = DistributedSampler(loop.dataset, seed=loop.seed, drop_last=loop.case.drop_last)
             return DataLoader(loop.dataset, BATCH, sampler=self.sampler, **forked(loop.case.workers))
 
-    class Keeping(lightning.Callback):
-        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-            kept.append(callback.guard)
-
-    kept, callback = list[Any](), countoff.lightning.Countoff()
-    trainer = lightning.Trainer(
-        max_epochs=EPOCHS if loop.stage == 2 else loop.stage + 1,
-        accelerator="cpu",
-        devices=dist.get_world_size() if dist.is_initialized() else loop.case.ranks[loop.stage],
-        strategy="ddp",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-        callbacks=[Keeping(), callback],
-    )
+    ranks = dist.get_world_size() if dist.is_initialized() else loop.case.ranks[loop.stage]
+    trainer, kept = counted_trainer(ranks, max_epochs=EPOCHS if loop.stage == 2 else loop.stage + 1)
     trainer.fit(Net(), ckpt_path=str(loop.before) if loop.stage else None)
     if loop.stage < 2:
         trainer.save_checkpoint(loop.path)

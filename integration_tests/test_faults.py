@@ -247,9 +247,7 @@ def test_a_closed_guard_leaves_no_thread_and_no_descriptor(run_ranks):
 def test_a_guard_closed_while_it_connects_leaves_no_thread_and_no_descriptor(run_ranks):
     """A fit may be shorter than a look-up of a name, which torch's client makes while it connects."""
     for result in run_ranks(leftovers_of_a_slow_connection, 2):
-        threads, kept, left = result.value
-        assert (threads, left) == (0, 0)
-        assert kept <= 2
+        assert result.value == (0, 2, 0)
 
 
 def leftovers_of_a_slow_connection() -> tuple[int, int, int]:

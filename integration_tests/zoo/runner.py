@@ -18,6 +18,7 @@ from integration_tests.zoo.registry import Program
 DEADLINE_SECONDS: Final = 60.0
 """Of one run of one program, whose ranks then print their stacks."""
 _REPOSITORY: Final = str(Path(__file__).parents[2])
+_METRIC = re.compile(r"countoff/[a-z_]+'?: ")
 _LATE_RANK: Final = re.compile(r"^\[rank \d+\] countoff: LateRank: .*\n(\[rank \d+\]   .*\n)*", re.MULTILINE)
 _PEERS_SECONDS: Final = 20.0
 """How long the other ranks of a run may go on after one has failed: time enough for a verdict with its table."""
@@ -176,12 +177,13 @@ def lines_of_countoff(text: str) -> list[str]:
     A `LateRank` is left out: on a busy machine a rank may take so long to begin, and then it is true.
     """
     lines = _LATE_RANK.sub("", text.replace(_REPOSITORY, "")).splitlines()
+    lines = map(without_metrics, lines)
+    return [line for line in lines if line.startswith("[rank ") or ("countoff" in line and 'File "' not in line)]
 
-    def tells(line: str) -> bool:
-        """Whether countoff says something there; a framework prints its logs, and the totals in them, by itself."""
-        return "countoff" in line.replace("countoff/", "") and 'File "' not in line
 
-    return [line for line in lines if line.startswith("[rank ") or tells(line)]
+def without_metrics(text: str) -> str:
+    """Returns a text without the names of countoff's metrics: a framework prints its logs, and these in them."""
+    return _METRIC.sub("", text)
 
 
 def _records(path: Path) -> list[dict[str, Any]]:

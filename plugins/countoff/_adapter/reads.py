@@ -143,8 +143,8 @@ class _Planned(NamedTuple):
 def _plan_of(loader: DataLoader[Any], plan: BatchPlan | None, rows: int) -> _Planned | None:
     """What is planned to be read of so many rows; None where that is not known.
 
-    A loader that saves its state may begin anywhere in an epoch, which its plan does not have. What it repeats at most
-    tells its sampler.
+    A loader that saves its state may begin anywhere in an epoch, so it has no plan. Its sampler tells how many samples
+    are repeated at most.
     """
     if plan is not None and plan.samples_repeated is not None and plan.samples_dropped is not None:
         uneven = plan.uneven_batches is not None

@@ -34,7 +34,7 @@ def show(trainer: Any, kind: str, batches: int | None, *, ended: bool = False) -
             stopped before its end.
     """
     callback = trainer.progress_bar_callback
-    if batches is None or not getattr(callback, "is_enabled", False) or not _counts_as_lightning(callback, kind):
+    if batches is None or not _counts_as_lightning(callback, kind) or not callback.is_enabled:
         return True
     bar = None
     with contextlib.suppress(Exception):  # its bar has not begun
@@ -51,5 +51,6 @@ def show(trainer: Any, kind: str, batches: int | None, *, ended: bool = False) -
 
 def _counts_as_lightning(callback: Any, kind: str) -> bool:
     """Returns whether a bar is one of Lightning's own classes, or counts its batches and its total as these do."""
-    defined = (getattr(type(callback), name.format(kind), None) for name in _COUNTING[kind])
+    names = ("is_enabled", *_COUNTING[kind])
+    defined = (getattr(type(callback), name.format(kind), None) for name in names)
     return all(of_library(getattr(each, "fget", each), *_PACKAGES) for each in defined)

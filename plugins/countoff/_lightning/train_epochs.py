@@ -97,13 +97,8 @@ class TrainEpochs:
         self._fit.epoch_begins(self._trainer.current_epoch, steps=self._trainer.global_step)
         self._hooks.callback(fingerprint_before_transfer(self._trainer, self._fit))
 
-    def batch_start(self, batch: Any, index: int) -> None:
-        """Counts a batch that is about to be trained on.
-
-        Args:
-            batch: The batch.
-            index: Its number in the epoch.
-        """
+    def batch_start(self, batch: Any) -> None:
+        """Counts a batch that is about to be trained on."""
         self.batch = batch
         if self._at_first_batch:
             self._look_up()

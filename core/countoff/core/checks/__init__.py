@@ -33,7 +33,7 @@ from countoff.core.checks import (
     versions,
     weights,
 )
-from countoff.core.checks.check import OwnRank
+from countoff.core.checks.check import RankState
 from countoff.core.protocol.rule import Divergence
 from countoff.core.verdict import KINDS, Verdict
 
@@ -93,7 +93,7 @@ class Checks(NamedTuple):
     @classmethod
     def of(
         cls,
-        state: OwnRank,
+        state: RankState,
         *,
         learning_rates_in_force: Callable[[], Sequence[float]] | None,
         schedule: Callable[[], resume.ScheduleState],

@@ -20,7 +20,7 @@ from countoff.core.protocol.rates import RateLog
 from countoff.core.protocol.records import FitPlan, Reason, Records
 from countoff.core.verdict import Level, Verdict
 
-__all__ = ["Check", "Choices", "FitStart", "Listener", "Others", "OwnRank", "TickPart"]
+__all__ = ["Check", "Choices", "FitStart", "Listener", "Others", "RankState", "TickPart"]
 
 
 class Choices(Protocol):
@@ -42,7 +42,7 @@ class Choices(Protocol):
     def lost_seconds(self) -> float: ...  # noqa: D102
 
 
-class OwnRank(Protocol):
+class RankState(Protocol):
     """What a check sees of its own rank: a part of `countoff.core.state.State`."""
 
     @property
@@ -165,8 +165,8 @@ class Others(Protocol):
 
         Args:
             kind: The kind.
-            comparisons: Keys of comparisons from which it may come, each of a number of ranks. So long it first waits
-                for the ranks that have yet to make them, unless one of them has ended.
+            comparisons: Keys of the comparisons from which the question may come. It first waits until all of their
+                ranks have made them, or one of these ranks has ended.
         """
         ...
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from typing import Any, NamedTuple
 
 from countoff.core import constants
-from countoff.core.checks.check import Check, FitStart, Others, OwnRank
+from countoff.core.checks.check import Check, FitStart, Others, RankState
 from countoff.core.checks.streams import FirstElements, StreamFacts, judge_streams, parse_stream
 from countoff.core.data.fingerprint import Begun, Fingerprint, PendingFingerprint, begin_fingerprint, distinct_bytes
 from countoff.core.protocol.counters import SpanCounters
@@ -131,7 +131,7 @@ class DataIdentity(Check):
         found: Whether ranks are known to read the same, or other streams than they should. Known on the first rank.
     """
 
-    def __init__(self, state: OwnRank, datasets_differ: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, state: RankState, datasets_differ: Callable[[], bool] = lambda: False) -> None:
         self.fingerprints_due = self._due = 0
         self.is_whole = self.found = self.repeats_order = False
         self.elements: FirstElements | None = None

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from countoff.core.checks.check import Check, FitStart, Others, OwnRank
+from countoff.core.checks.check import Check, FitStart, Others, RankState
 from countoff.core.checks.plan import each_on, own_lengths
 from countoff.core.protocol.counters import SpanCounters, UnusedBatches
 from countoff.core.protocol.records import Reason, Records, parse_count
@@ -62,7 +62,7 @@ class EvenCheck(Check):
         lengths_now: The same of what `len` of each rank's train loader gives, where that may change later.
     """
 
-    def __init__(self, state: OwnRank) -> None:
+    def __init__(self, state: RankState) -> None:
         self.lengths: tuple[int, ...] = ()
         self.lengths_now: tuple[int, ...] = ()
         self._settings = state.settings

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from countoff.core.checks.check import Check, FitStart, Others, OwnRank, TickPart
+from countoff.core.checks.check import Check, FitStart, Others, RankState, TickPart
 from countoff.core.checks.plan import each_on
 from countoff.core.protocol.counters import SpanCounters, TickPlace
 from countoff.core.protocol.fit_records import SchedulePlan
@@ -89,7 +89,7 @@ class LearningRateCheck(Check):
 
     def __init__(
         self,
-        state: OwnRank,
+        state: RankState,
         rates: Callable[[], Sequence[float]] | None,
         base_rates: Callable[[], Sequence[float]] = tuple,
     ) -> None:

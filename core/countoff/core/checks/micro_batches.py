@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from countoff.core.checks.check import Check, OwnRank, TickPart
+from countoff.core.checks.check import Check, RankState, TickPart
 from countoff.core.checks.steps import FORWARD_PASSES, MICRO_BATCHES, STEP_MISMATCH
 from countoff.core.protocol.counters import SpanCounters, TickPlace
 from countoff.core.protocol.records import MicroCounts
@@ -27,7 +27,7 @@ class MicroBatchCheck(Check):
         state: This rank's state.
     """
 
-    def __init__(self, state: OwnRank) -> None:
+    def __init__(self, state: RankState) -> None:
         self._state = state
 
     def tick(self, span: SpanCounters) -> Callable[[TickPlace], TickPart]:  # noqa: D102

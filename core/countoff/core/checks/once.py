@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
-from countoff.core.checks.check import Check, FitStart, Others, OwnRank
+from countoff.core.checks.check import Check, FitStart, Others, RankState
 from countoff.core.checks.data import in_one_epoch, same_order
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.records import Reason, Records, parse_count, parse_rank
@@ -275,7 +275,7 @@ class Once(Check):
 
     def __init__(
         self,
-        state: OwnRank,
+        state: RankState,
         explained: Callable[[], bool] = lambda: False,
         repeats_order: Callable[[], bool] = lambda: False,
         goes_on: Callable[[], bool] = lambda: False,

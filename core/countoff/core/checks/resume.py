@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple, cast
 
 from countoff.core import formats
-from countoff.core.checks.check import Check, FitStart, Others, OwnRank
+from countoff.core.checks.check import Check, FitStart, Others, RankState
 from countoff.core.checks.data import DataIdentity
 from countoff.core.checks.once import Once, Place, judge_skipped
 from countoff.core.data.fingerprint import Fingerprint, PendingFingerprint, begin_fingerprint
@@ -287,7 +287,7 @@ class Resumes(Check):
         schedule: Returns the learning rates in force and where their schedules stand.
     """
 
-    def __init__(self, state: OwnRank, data: DataIdentity, once: Once, schedule: Callable[[], ScheduleState]) -> None:
+    def __init__(self, state: RankState, data: DataIdentity, once: Once, schedule: Callable[[], ScheduleState]) -> None:
         self.watches_steps = False
         self._state = state
         self._data = data

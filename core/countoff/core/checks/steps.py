@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from countoff.core import constants
-from countoff.core.checks.check import Check, OwnRank, TickPart
+from countoff.core.checks.check import Check, RankState, TickPart
 from countoff.core.protocol.counters import SpanCounters, TickPlace
 from countoff.core.protocol.rule import Divergence
 from countoff.core.verdict import Cause, Verdict, VerdictKind
@@ -66,7 +66,7 @@ class StepCheck(Check):
         state: This rank's state.
     """
 
-    def __init__(self, state: OwnRank) -> None:
+    def __init__(self, state: RankState) -> None:
         self._state = state
 
     def tick(self, span: SpanCounters) -> Callable[[TickPlace], TickPart]:  # noqa: D102

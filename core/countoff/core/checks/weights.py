@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from countoff.core.checks.check import Check, FitStart, Others, OwnRank
+from countoff.core.checks.check import Check, FitStart, Others, RankState
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.records import Reason, Records
 from countoff.core.verdict import Cause, Standing, Verdict, VerdictKind
@@ -133,7 +133,7 @@ class Weights(Check):
         begin: Begins to compute the hashes of the weights as they are; None where they are not compared.
     """
 
-    def __init__(self, state: OwnRank, begin: Callable[[], PendingHashes] | None) -> None:
+    def __init__(self, state: RankState, begin: Callable[[], PendingHashes] | None) -> None:
         self._state = state
         self._begin = begin
         self._thread = threading.get_ident()

@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]  # no stubs
 
@@ -64,12 +64,16 @@ def decode(value: bytes | str) -> dict[str, Any]:
     Raises:
         ChannelError: If it is not a JSON object, or too long.
     """
+    return _object(value, RECORD_BYTES)
+
+
+def _object(value: bytes | str, most: int) -> dict[str, Any]:
     try:
-        record = json.loads(value) if len(value) <= RECORD_BYTES else None
+        record = json.loads(value) if len(value) <= most else None
     except (ValueError, RecursionError):
         record = None
     if not isinstance(record, dict):
-        raise ChannelError(f"expected a JSON object of at most {RECORD_BYTES} bytes, got {value[:80]!r}")
+        raise ChannelError(f"expected a JSON object of at most {most} bytes, got {value[:80]!r}")
     return record
 
 
@@ -210,10 +214,7 @@ class Channel:
         text = "".join(str(each.get("piece")) for each in self.get_many(keys))
         for each in keys:
             self.delete(each)
-        whole = json.loads(text)
-        if not isinstance(whole, dict):
-            raise ChannelError(f"expected a JSON object, got {text[:80]!r}")
-        return cast("dict[str, Any]", whole)
+        return _object(text, _MOST_PIECES * _PIECE)
 
     def forget(self, name: str, ranks: Sequence[int]) -> None:
         """Removes what these ranks have reported under a name; for the one that has gathered it."""

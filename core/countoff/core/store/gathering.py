@@ -106,20 +106,20 @@ class Awaiting:
 
 
 class Deleted:
-    """Looks whether a key of this rank is gone: another rank has read it.
+    """Looks whether keys are gone: another rank has deleted them, as nobody needs them any more.
 
     Args:
-        key: The key.
-        done: Called once it is.
+        keys: The keys.
+        done: Called once all of them are.
     """
 
-    def __init__(self, key: str, done: Callable[[], None]) -> None:
-        self._key = key
+    def __init__(self, keys: Sequence[str], done: Callable[[], None]) -> None:
+        self._keys = keys
         self._done = done
 
     def poll(self, channel: Channel) -> bool:
         """Looks once; True when it has called `done`."""
-        gone = not channel.has(self._key)
+        gone = not any(channel.has(key) for key in self._keys)
         if gone:
             self._done()
         return gone

@@ -26,9 +26,9 @@ os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_i
 
 
 def keep(store: Store | None, channel: Channel) -> None:
-    """Keeps a connection, if it is one to the store of the job's default process group, which may be gone by now.
+    """Keeps a connection to the store of the job's default process group, if the job still has that group.
 
-    Groups of the program's own may be many, and are not: each would hold connections for as long as it lives.
+    Those to other groups' stores are not kept: a program may have many groups, and each would hold connections.
 
     Args:
         store: That in which the ranks have found one another; None where it is not known.

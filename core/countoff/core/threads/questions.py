@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from countoff.core.protocol.records import Records, parse_count, parse_rank
 from countoff.core.state import State
-from countoff.core.store.gathering import Gathering
+from countoff.core.store.gathering import Deleted, Gathering
 from countoff.core.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -63,9 +63,9 @@ class Questions:
             return self._speaker.link.connected and state.end is None and time.monotonic() < deadline
 
         if comparisons:
-            made = _Made(comparisons)
-            self._speaker.poll(made, awaited=True)
-            while not (kind in self._open or self._one_is_gone or made.by_all.wait(_LOOK_SECONDS)) and worth_waiting():
+            made = threading.Event()  # by all: the last rank of each deletes its key
+            self._speaker.poll(Deleted(comparisons, made.set), awaited=True)
+            while not (kind in self._open or self._one_is_gone or made.wait(_LOOK_SECONDS)) and worth_waiting():
                 pass
         self._speaker.catch_up_now(worth_waiting)  # the question of another rank may be in the log
         while kind in self._open and not self._is_judged(kind) and worth_waiting():
@@ -112,27 +112,6 @@ class Questions:
 
         deadline = time.monotonic() + self._state.settings.deadline_seconds
         return self._speaker.gather(_name_of(kind), group, deadline, gathered)
-
-
-class _Made:
-    """Looks whether all ranks that owe some comparisons have made them.
-
-    Args:
-        keys: Those of the comparisons, each of which this rank has made; the last rank of each deletes its key.
-
-    Attributes:
-        by_all: Set once they have.
-    """
-
-    def __init__(self, keys: Sequence[str]) -> None:
-        self._keys = keys
-        self.by_all = threading.Event()
-
-    def poll(self, channel: Channel) -> bool:
-        """Looks once; True when there is nothing left to look for."""
-        if not any(channel.has(key) for key in self._keys):
-            self.by_all.set()
-        return self.by_all.is_set()
 
 
 class _Answering:

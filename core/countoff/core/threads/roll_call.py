@@ -173,7 +173,7 @@ class RollCall:
         state, speaker, worth_waiting, judged = self._state, self._speaker, self._worth_waiting(), threading.Event()
         if state.leads:
             return  # `settle` has waited for all reports
-        speaker.hand(lambda _: speaker.poll(Deleted(f"{name}/{state.rank}", judged.set)))  # behind the report
+        speaker.hand(lambda _: speaker.poll(Deleted([f"{name}/{state.rank}"], judged.set)))  # behind the report
         # Once the first rank has said goodbye, it judges nothing more.
         while not judged.wait(0.02) and worth_waiting() and state.left is None and not state.host_left_at:
             pass

@@ -16,7 +16,7 @@ from benchmarks.simulated import PREFIX
 from countoff.core import constants
 from countoff.core.protocol.actions import AddOne
 from countoff.core.protocol.credits import Credits
-from countoff.core.store.channel import Channel
+from countoff.core.session.store.channel import Channel
 
 SIZES = 64, 256, 1024, 4096
 _GROWN_SIZES = 16, 64, 256, 1024, 4096, 12_500, 100_000

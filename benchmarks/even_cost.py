@@ -27,7 +27,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from benchmarks.ranks import on_ranks
 from benchmarks.results import Table, progress, quartiles
-from countoff.core.threads.even_pass import EvenPass
+from countoff.core.session.threads.even_pass import EvenPass
 from countoff.torch import Countoff
 from integration_tests.constants import put
 from tests.relay import slow_store

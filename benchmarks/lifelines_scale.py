@@ -16,10 +16,10 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from benchmarks.results import Table, progress
 from benchmarks.simulated import PREFIX, RANKS_PER_HOST
-from countoff.core.liveness.heartbeats import Heartbeats
-from countoff.core.liveness.lifelines import GREETING, Lifelines
-from countoff.core.store.channel import Channel
-from countoff.core.threads.watchdog import LOOK_SECONDS
+from countoff.core.session.liveness.heartbeats import Heartbeats
+from countoff.core.session.liveness.lifelines import GREETING, Lifelines
+from countoff.core.session.store.channel import Channel
+from countoff.core.session.threads.watchdog import LOOK_SECONDS
 
 SIZES = 64, 512, 4096
 _LOOKS = 500

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from countoff.core.ranks import RankMap
+from countoff.core.arithmetic.ranks import RankMap
 
 REPEATS = 9
 
@@ -32,7 +32,7 @@ def main() -> None:
         "all dp_ranks at once": ranks.dp_ranks,
         "dp_rank of each rank, one by one": lambda: [ranks.dp_rank(rank) for rank in range(world_size)],
         "the peers of one rank": lambda: ranks.peers(world_size // 2),
-        "check of all dp_ranks": lambda: ranks.check_dp_ranks(computed),
+        "check of all dp_ranks": lambda: ranks.faults(computed),
     }
     print(f"{world_size:,} ranks, {ranks.dp_degree:,} shares; median of {REPEATS}")
     for name, work in works.items():

@@ -18,7 +18,7 @@ from benchmarks.results import Table, progress, quartiles
 from countoff.core import Settings
 from countoff.core.checks.plan import agreed_fields, judge_plans
 from countoff.core.checks.rank_map import judge_dp_ranks
-from countoff.core.liveness.heartbeats import seconds_between
+from countoff.core.session.liveness.heartbeats import seconds_between
 from integration_tests.harness import _forkserver  # pyright: ignore[reportPrivateUsage]  (one for the whole process)
 
 _GROUPS = 4  # processes of simulated ranks, beside that of rank 0

@@ -27,11 +27,11 @@ from countoff.core import FitPlan, Guard, Settings
 from countoff.core.checks.check import FitStart
 from countoff.core.protocol import credits as credits_of_protocol
 from countoff.core.protocol.credits import Credits
-from countoff.core.store.channel import Channel, decode
-from countoff.core.store.rendezvous import Question, choose_place, keep_publishing, pause_since, publish
-from countoff.core.threads.even_pass import EvenPass
-from countoff.core.threads.roll_call import RollCall
-from countoff.core.threads.speaker import Speaker
+from countoff.core.session.store.channel import Channel, decode
+from countoff.core.session.store.rendezvous import Question, choose_place, keep_publishing, pause_since, publish
+from countoff.core.session.threads.even_pass import EvenPass
+from countoff.core.session.threads.roll_call import RollCall
+from countoff.core.session.threads.speaker import Speaker
 
 PREFIX = "countoff/0123456789ab/"  # as long as a real one
 GUARD = "0/"

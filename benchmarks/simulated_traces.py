@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks import simulated
 from benchmarks.scale import Simulation
 from countoff.core import guard
-from countoff.core.liveness.stacks import Place
+from countoff.core.session.liveness.stacks import Place
 from countoff.core.trace import recorder, writer
 from countoff.core.trace.format import TICK_SECONDS
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from benchmarks.results import WALL_TIME, Table, compared, in_turns
 from countoff._run.environment import with_hooks
-from tests.paths import ROOT
+from tests.paths import SOURCE_PATH
 
 PYTHON = [sys.executable]
 RUN = [*PYTHON, "-c", "from countoff.cli.start import main; main()", "run", "--"]
@@ -21,8 +21,7 @@ PRINTS, IMPORTS = "print(1)", "import torch"
 def tables(quick: bool) -> Iterator[Table]:
     """Yields the times from the start of a process to its end, in turns."""
     repeats = 5 if quick else 40
-    path = os.pathsep.join([str(ROOT / "core"), str(ROOT / "plugins")])
-    plain = {**os.environ, "PYTHONPATH": path}
+    plain = {**os.environ, "PYTHONPATH": SOURCE_PATH}
     module, peer = ["-m", "timeit", "-n1", "-r1", PRINTS], "`python`"
     short = {
         peer: started([*PYTHON, *module], plain),

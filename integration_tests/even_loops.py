@@ -22,8 +22,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from countoff._adapter import even_loaders
-from countoff.core.store.channel import Channel
-from countoff.core.threads.process_threads import ProcessThreads
+from countoff.core.session.store.channel import Channel
+from countoff.core.session.threads.process_threads import ProcessThreads
 from countoff.torch import Countoff
 from integration_tests import constants, devices
 from integration_tests.harness import tell

@@ -15,7 +15,7 @@ from countoff._adapter.weight_hashes import hash_bits
 from countoff.core import guard
 from countoff.core.data.fingerprint import Fingerprint, PendingFingerprint, begin_fingerprint, fingerprint
 from countoff.core.ending import nccl
-from countoff.core.liveness import collectives
+from countoff.core.session.liveness import collectives
 from countoff.core.waiting import until
 from countoff.torch import Countoff
 from integration_tests import composer_jobs, devices, fabric_jobs, jobs, sync_watch

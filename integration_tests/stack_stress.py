@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import Any
 
-from countoff.core.liveness import stacks
+from countoff.core.session.liveness import stacks
 
 ENDS = {"return": 0, "sys.exit": 3, "os._exit": 4, "exception": 1}
 """The ways in which the process ends, with the exit code of each."""

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from countoff._run import process_group
-from countoff.core.store.rendezvous import default_store, tcp_store
+from countoff.core.session.store.rendezvous import default_store, tcp_store
 from countoff.core.waiting import until
 from countoff.torch import Countoff, before_fit
 from integration_tests.harness import NAME_LOOKUPS, Watch, python_path, tell

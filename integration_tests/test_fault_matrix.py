@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from countoff.core.threads.watchdog import _ABORTED
+from countoff.core.session.threads.watchdog import _ABORTED
 from integration_tests.faults.cases import CANNOT, CASES
 from integration_tests.faults.matrix import Row, judge, run_cell
 from integration_tests.harness import RankResult

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d
 
 from countoff.core import FitPlan, Guard, Settings
-from countoff.core.store.channel import Channel
-from countoff.core.threads.process_threads import ProcessThreads
+from countoff.core.session.store.channel import Channel
+from countoff.core.session.threads.process_threads import ProcessThreads
 from countoff.torch import Countoff
 from integration_tests.harness import RankResult, Watch, tell
 from integration_tests.jobs import Job, assert_named, fit, own_rank, share_loader, verdict_lines

@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from countoff.core.liveness import lifelines
+from countoff.core.session.liveness import lifelines
 from countoff.core.words import names_of
 from countoff.torch import Countoff
 from integration_tests import loops

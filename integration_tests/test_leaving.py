@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from countoff._adapter.counted_loop import active_loops
 from countoff.core import DivergenceError, FitPlan, Guard, Settings
-from countoff.core.store.channel import Channel
+from countoff.core.session.store.channel import Channel
 from countoff.core.verdict import PlanMismatch
 from countoff.torch import Countoff
 from integration_tests.jobs import BATCH_SIZE, assert_named, own_rank, share_loader, verdict_lines

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import _global_optimizer_post_hooks as step_hooks  # pyright: ignore[reportPrivateUsage]
 
 from countoff.core import DivergenceError
-from countoff.core.store import channel
+from countoff.core.session.store import channel
 from countoff.torch import Countoff
 from integration_tests.constants import put
 from integration_tests.fits import fits_one_after_the_other

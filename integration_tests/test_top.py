@@ -17,11 +17,11 @@ from countoff.torch import Countoff
 from integration_tests import loops
 from integration_tests.harness import tell
 from integration_tests.jobs import share_loader, verdict_lines
+from tests.paths import SOURCE_ROOTS
 
-ROOT = Path(__file__).parents[1]
 SCRIPT = f"""
 import sys
-sys.path[:0] = {[str(ROOT / "core"), str(ROOT / "plugins")]}
+sys.path[:0] = {list(map(str, SOURCE_ROOTS))}
 from countoff.cli.__main__ import main
 main()
 """

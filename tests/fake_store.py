@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from countoff.core.state import State
-from countoff.core.store.channel import Channel, decode, encode
-from countoff.core.store.gathering import Pollable
-from countoff.core.threads.speaker import Job, Speaker
+from countoff.core.session.state import State
+from countoff.core.session.store.channel import Channel, decode, encode
+from countoff.core.session.store.gathering import Pollable
+from countoff.core.session.threads.speaker import Job, Speaker
 
 
 class FakeStore(Channel):

@@ -4,7 +4,7 @@ from typing import Any
 
 from countoff.core import Verdict
 from countoff.core.protocol.actions import PrintWarning, WriteEntry
-from countoff.core.state import State
+from countoff.core.session.state import State
 
 
 def drain(state: State) -> list[Any]:

@@ -14,8 +14,8 @@ from countoff.core import FitPlan, Guard, Settings, Verdict, constants
 from countoff.core.checks.check import FitStart
 from countoff.core.checks.framework import WRONG_LENGTH
 from countoff.core.ending.table import publish_table, with_table
-from countoff.core.threads.even_pass import EvenPass
-from countoff.core.threads.member import Member
+from countoff.core.session.threads.even_pass import EvenPass
+from countoff.core.session.threads.member import Member
 from tests.fake_store import FakeStore
 
 WAITS = "waits"

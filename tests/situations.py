@@ -18,11 +18,13 @@ import pytest
 
 from countoff._torchtitan.config import wrong_horizons
 from countoff.core import LoaderFacts, Settings, Verdict, software
+from countoff.core.arithmetic.schedules import Ending
+from countoff.core.arithmetic.totals import Totals
 from countoff.core.checks import data as identity
 from countoff.core.checks import judge, late, once, resume, short, splits, versions, weights
 from countoff.core.checks.check import FitStart
 from countoff.core.checks.even import EvenCheck, judge_lengths, repeated, truncated
-from countoff.core.checks.framework import judge_steps
+from countoff.core.checks.framework import judge_length, judge_steps
 from countoff.core.checks.horizon import Horizon, RunLength, run_out, wrong_horizon
 from countoff.core.checks.learning_rates import base_mismatch, judge_schedules, rate_mismatch
 from countoff.core.checks.lost import (
@@ -45,7 +47,6 @@ from countoff.core.checks.steps import compare_steps
 from countoff.core.checks.streams import StreamFacts, judge_streams
 from countoff.core.checks.uneven import nothing_to_repeat
 from countoff.core.checks.versions import judge_versions
-from countoff.core.counts.schedules import Ending
 from countoff.core.ending.shutdown import print_to_stderr, print_warning
 from countoff.core.ending.table import publish_table, with_table
 from countoff.core.levels import effect
@@ -54,8 +55,7 @@ from countoff.core.protocol.fit_records import SchedulePlan, SharedModel
 from countoff.core.protocol.records import FitPlan, Mark, MicroCounts, verdict_entry
 from countoff.core.protocol.rows import row
 from countoff.core.protocol.rule import Divergence
-from countoff.core.state import State
-from countoff.core.totals import Totals
+from countoff.core.session.state import State
 from countoff.plan.readers import torchtitan_toml
 from tests.adapters import WORDS
 from tests.fake_store import FakeStore
@@ -440,11 +440,9 @@ def lengths() -> Iterator[Situation]:
             max_epochs=3,
             sampling="distributed",
         )
-        kwargs, module = dict[str, Any](), module_of(adapter)
-        if adapter == "composer":
-            kwargs["consequences"] = lambda plan: module.consequences(plan, epochs=3)
-        totals = Totals(facts, dp_degree=2, framework=_FRAMEWORKS.get(adapter, "len(loader)"), **kwargs)
-        found = totals.wrong_length()
+        module, totals = module_of(adapter), Totals(facts, dp_degree=2)
+        effect = module.consequences(totals.own, epochs=3) if adapter == "composer" else None
+        found = judge_length(totals.own, counted_by=_FRAMEWORKS.get(adapter, "len(loader)"), consequences=effect)
         assert found is not None
         if adapter == "lightning":
             return module.with_remedy(found, totals.plan, fixes=fixes)

@@ -15,14 +15,14 @@ import time
 from collections.abc import Sequence
 from types import TracebackType
 
-from tests.paths import ROOT
+from tests.paths import SOURCE_ROOTS
 
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _SCRIPT = f"""
 import fcntl, signal, sys, termios
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what it runs in the background ignore it
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-sys.path[:0] = {[str(ROOT / "core"), str(ROOT / "plugins")]}
+sys.path[:0] = {list(map(str, SOURCE_ROOTS))}
 from countoff.cli.__main__ import main
 main()
 """

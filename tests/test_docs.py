@@ -11,7 +11,7 @@ import pytest
 
 from countoff.core import Settings
 from countoff.core.checks import KINDS
-from tests.paths import ROOT
+from tests.paths import ROOT, SOURCE_ROOTS
 
 DOCS = ROOT / "docs"
 PAGES = [
@@ -154,8 +154,7 @@ def imports(path: Path) -> set[str]:
 
 def test_privacy_lists_every_module_that_can_reach_a_network() -> None:
     """The page names each module of countoff that imports what can reach a network, and no other one."""
-    roots = [ROOT / "core", ROOT / "plugins"]
-    modules = {path: path.relative_to(root) for root in roots for path in root.rglob("*.py")}
+    modules = {path: path.relative_to(root) for root in SOURCE_ROOTS for path in root.rglob("*.py")}
     reaching = {".".join(name.with_suffix("").parts) for path, name in modules.items() if imports(path) & NETWORK}
     table = section(DOCS / "privacy.md", "Check it")
     assert sorted(re.findall(r"`(countoff\.[\w.]+)`", table)) == sorted(reaching)
@@ -186,7 +185,6 @@ def test_api_reference_has_every_public_module() -> None:
         "formats",
         "packages",
         "software",
-        "state",
         "waiting",
         "whole_file",
         "words",
@@ -200,7 +198,7 @@ def test_api_reference_has_every_public_module() -> None:
 
 def test_paths_of_the_architecture_exist() -> None:
     """Each file that the map of the source tree names is in the repository, below its root or its room."""
-    houses = [ROOT / "core" / "countoff" / "core", ROOT / "plugins" / "countoff"]
+    houses = [ROOT / "core" / "countoff" / "core", *(root / "countoff" for root in SOURCE_ROOTS)]
     roots = [ROOT, *houses, *(room for house in houses for room in house.iterdir() if room.is_dir())]
     named = re.findall(r"`([\w/*]+\.(?:py|md))`", FENCE.sub("", (DOCS / "architecture.md").read_text()))
     assert named

@@ -8,30 +8,27 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.paths import ROOT
+from tests.paths import ROOT, SOURCE_ROOTS
 
-ROOTS = [ROOT / "core", ROOT / "plugins"]
+CORE, PLUGINS, TOOLS = (root / "countoff" for root in SOURCE_ROOTS)
 HEAVY = {"torch", "numpy", "lightning", "pytorch_lightning", "composer", "accelerate", "transformers"}
 
 LADDER = [
     {"at_exit", "constants", "flag", "forgotten", "formats", "packages", "software", "waiting", "whole_file", "words"},
+    {"arithmetic"},
     {"verdict"},
-    {"counts"},
-    {"plan"},
     {"protocol"},
     {"data"},
     {"checks"},
-    {"ranks", "totals"},
     {"levels", "finding"},
     {"settings"},
     {"alerts"},
-    {"state"},
-    {"part"},
-    {"store"},
-    {"liveness"},
+    {"session.state", "session.part"},
+    {"session.store"},
+    {"session.liveness"},
     {"ending"},
     {"trace"},
-    {"threads"},
+    {"session.threads"},
     {"guard"},
 ]
 """Rooms of the core, from the ground up: each imports only from the rooms before it, and from itself."""
@@ -48,7 +45,7 @@ OWNERS = {
 }
 """The private package of each framework, and the public modules that may import it."""
 
-TOOLS = {
+OF_TOOLS = {
     "cli": {"plan", "report", "_run", "_terminal"},
     "plan": {"_accelerate", "_terminal"},  # how Accelerate shards, as pure arithmetic
     "report": {"_terminal"},
@@ -56,9 +53,10 @@ TOOLS = {
     "__main__": {"cli"},
     "run": {"_run"},
     "_run": {"_adapter", "transformers", "composer"},
-    "_entry_points": {"lightning", "pytorch_lightning"},
 }
-"""What is no adapter, and what it may import besides the core."""
+"""What each tool may import besides the core."""
+ENTRY_POINTS = {"_entry_points": {"lightning", "pytorch_lightning"}}
+"""What frameworks call where countoff is installed, and the adapters that it may import."""
 USES_PLAN = {"torchtitan", "_torchtitan"}
 """The adapter that reads its framework's configurations."""
 
@@ -69,7 +67,7 @@ THEIRS = {"_", "_fields", "_replace", "_schedulers"}
 def modules() -> dict[str, Path]:
     """Every module of countoff by its dotted name."""
     found: dict[str, Path] = {}
-    for root in ROOTS:
+    for root in SOURCE_ROOTS:
         for path in sorted((root / "countoff").rglob("*.py")):
             parts = path.relative_to(root).with_suffix("").parts
             found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
@@ -105,33 +103,55 @@ def graph(*, types: bool = False) -> dict[str, set[str]]:
 
 
 def room(name: str) -> str:
-    """The room of core in which a module lies: ``protocol`` for ``countoff.core.protocol.log``."""
+    """The room of core in which a module lies: ``protocol`` for ``countoff.core.protocol.log``.
+
+    Those of a session are rooms of their own, as what ends a job stands between them.
+    """
     parts = name.split(".")
-    return parts[2] if parts[:2] == ["countoff", "core"] and len(parts) > 2 else ""
+    if parts[:2] != ["countoff", "core"] or parts[2:] == ["session"]:
+        return ""
+    return ".".join(parts[2:4] if parts[2:3] == ["session"] else parts[2:3])
 
 
 def packages_imported_by(statement: str) -> set[str]:
     """The top-level packages that a fresh interpreter has loaded after the statement."""
-    path = [str(root) for root in ROOTS]
+    path = list(map(str, SOURCE_ROOTS))
     script = f"import sys; sys.path[:0] = {path}\n{statement}\nprint(*{{name.split('.')[0] for name in sys.modules}})"
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     return set(run.stdout.splitlines()[-1].split())
 
 
 def test_no_source_root_has_an_init() -> None:
-    """An `__init__.py` directly under `countoff/` would close the namespace that both roots share."""
-    for root in ROOTS:
+    """An `__init__.py` directly under `countoff/` would close the namespace that the roots share."""
+    for root in SOURCE_ROOTS:
         assert (root / "countoff").is_dir()
         assert not (root / "countoff" / "__init__.py").exists()
 
 
-def test_no_module_lies_in_both_source_roots() -> None:
-    core, plugins = ({path.name for path in (root / "countoff").iterdir()} for root in ROOTS)
-    assert core & plugins <= {"__pycache__"}
+def test_no_module_lies_in_two_source_roots() -> None:
+    names = [path.name for root in SOURCE_ROOTS for path in (root / "countoff").iterdir() if path.name != "__pycache__"]
+    assert len(names) == len(set(names))
 
 
-def test_beside_core_there_is_nothing() -> None:
-    assert {path.name for path in (ROOTS[0] / "countoff").iterdir()} - {"__pycache__"} == {"core"}
+def test_each_root_holds_what_its_name_says() -> None:
+    """The core alone, the adapters alone, and what runs beside a job."""
+    core, plugins, tools = (
+        {path.stem for path in (root / "countoff").iterdir()} - {"__pycache__", "py"} for root in SOURCE_ROOTS
+    )
+    assert core == {"core"}
+    assert tools == set(OF_TOOLS)
+    assert plugins - OWNERS.keys() - {"_adapter"} - ENTRY_POINTS.keys() == {
+        "accelerate",
+        "composer",
+        "fabric",
+        "lightning",
+        "lingua",
+        "mesh",
+        "pytorch_lightning",
+        "torch",
+        "torchtitan",
+        "transformers",
+    }
 
 
 def test_no_circle_of_imports() -> None:
@@ -161,7 +181,7 @@ def named_in(path: Path) -> list[str]:
 
 def test_core_names_no_framework() -> None:
     """What only one framework has is with its adapter."""
-    files = (ROOTS[0] / "countoff").rglob("*.py")
+    files = CORE.rglob("*.py")
     assert {file.name: named_in(file) for file in files if named_in(file) and file.name not in NAMES_THEM} == {}
 
 
@@ -191,15 +211,16 @@ def test_tools_import_what_is_listed() -> None:
     """Plans and pages know no adapter that they do not need, and no adapter knows them."""
     for name, targets in graph().items():
         parts = name.split(".")
-        if parts[1] in TOOLS:
+        allowed = (OF_TOOLS | ENTRY_POINTS).get(parts[1])
+        if allowed is not None:
             others = {target.split(".")[1] for target in targets} - {"core", parts[1]}
-            assert others <= TOOLS[parts[1]], name
+            assert others <= allowed, name
 
 
 def test_core_names_no_file_of_a_plugin() -> None:
     """A file that moves must not change what core reports: adapters register their frames."""
-    plugins = {path.relative_to(ROOTS[1]).as_posix() for path in (ROOTS[1] / "countoff").rglob("*.py")}
-    for path in (ROOTS[0] / "countoff").rglob("*.py"):
+    plugins = {path.relative_to(root.parent).as_posix() for root in (PLUGINS, TOOLS) for path in root.rglob("*.py")}
+    for path in CORE.rglob("*.py"):
         text = path.read_text("utf-8")
         assert [name for name in plugins if name in text or name.removeprefix("countoff/_") in text] == [], path
 
@@ -208,7 +229,7 @@ def test_adapters_keep_to_their_own_private_package() -> None:
     """A private package is imported by itself and its public modules, `_adapter` by all, and no adapter by another."""
     for name, targets in graph().items():
         parts = name.split(".")
-        if parts[1] in ("core", *TOOLS):
+        if parts[1] in ("core", *OF_TOOLS, *ENTRY_POINTS):
             continue
         allowed = {"core", "_adapter", parts[1]} | {private for private, owners in OWNERS.items() if parts[1] in owners}
         allowed |= {"plan"} if parts[1] in USES_PLAN else set()
@@ -268,7 +289,9 @@ def test_unit_tests_use_public_names() -> None:
 
 
 def test_importing_core_imports_no_torch_and_no_framework() -> None:
-    packages = packages_imported_by("from countoff.core import *; import countoff.core.ranks, countoff.core.totals")
+    packages = packages_imported_by(
+        "from countoff.core import *; import countoff.core.arithmetic.ranks, countoff.core.arithmetic.totals"
+    )
     assert "countoff" in packages
     assert not packages & HEAVY
 

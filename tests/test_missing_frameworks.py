@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from countoff._adapter.requirements import needs
-from tests.paths import ROOT
+from tests.paths import SOURCE_ROOTS
 
-ROOTS = [str(ROOT / root) for root in ("core", "plugins")]
+ROOTS = list(map(str, SOURCE_ROOTS))
 LINES = {
     "accelerate": "countoff.accelerate needs Accelerate: pip install 'countoff[accelerate]'",
     "composer": "countoff.composer needs Composer: pip install 'countoff[composer]'",

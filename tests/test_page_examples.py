@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.paths import ROOT
+from tests.paths import ROOT, SOURCE_ROOTS
 from tests.test_docs import PAGES, blocks
 
 PYTHON = {str(page.relative_to(ROOT)): found for page in PAGES if (found := blocks(page, "python"))}
@@ -56,7 +56,7 @@ OF_FRAMEWORKS = [
 ]
 """What the checker says because a framework does not declare it."""
 CONFIGURATION = {
-    "extraPaths": [str(ROOT / "core"), str(ROOT / "plugins")],
+    "extraPaths": list(map(str, SOURCE_ROOTS)),
     "typeCheckingMode": "basic",
     "reportMissingImports": False,  # not every framework is in every environment
     "reportMissingModuleSource": False,

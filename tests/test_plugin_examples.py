@@ -1,16 +1,16 @@
-"""The examples in the docstrings of the plugins. Those of the core are run by pytest itself."""
+"""The examples in the docstrings of the adapters and the tools. Those of the core are run by pytest itself."""
 
 import doctest
 import importlib
 
 import pytest
 
-from tests.paths import ROOT
+from tests.paths import SOURCE_ROOTS
 
-PLUGINS = ROOT / "plugins"
 MODULES = [
-    ".".join(file.relative_to(PLUGINS).with_suffix("").parts)
-    for file in sorted(PLUGINS.rglob("*.py"))
+    ".".join(file.relative_to(root).with_suffix("").parts)
+    for root in SOURCE_ROOTS[1:]
+    for file in sorted(root.rglob("*.py"))
     if ">>> " in file.read_text(encoding="utf-8")
 ]
 

@@ -15,10 +15,9 @@ import pytest
 from packaging.requirements import Requirement
 
 from tests import example_traces
-from tests.paths import ROOT
+from tests.paths import ROOT, SOURCE_ROOTS
 from tests.wheel_extras import ADAPTERS, EXTRAS
 
-TOOLS = {"cli", "plan", "report", "run"}
 METADATA = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE"}
 ADDED = {
     "countoff/cli/verdicts.md": ROOT / "docs" / "verdicts.md",
@@ -117,10 +116,10 @@ def metadata_of(wheel: Path, field: str) -> list[str]:
 
 
 def test_the_wheel_holds_the_sources_and_nothing_else(wheel: Path) -> None:
-    """It has what is below core/countoff and plugins/countoff, a page and an example: no test, no `__init__`."""
+    """It has what is below each root, a page and an example: no test, no `__init__`."""
     files = {
         path.relative_to(root).as_posix()
-        for root in (ROOT / "core", ROOT / "plugins")
+        for root in SOURCE_ROOTS
         for path in (root / "countoff").rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
@@ -258,6 +257,6 @@ def test_each_extra_has_its_case(wheel: Path) -> None:
 
 
 def test_every_adapter_has_its_case() -> None:
-    """Every public module of the plugins is an adapter above, but for those that belong to no framework."""
+    """Every public module of the plugins is an adapter above, but for the mesh."""
     modules = {path.stem for path in (ROOT / "plugins" / "countoff").iterdir()} - {"__pycache__", "py"}
-    assert {name for name in modules if not name.startswith("_")} - {"mesh", *TOOLS} == set(ADAPTERS)
+    assert {name for name in modules if not name.startswith("_")} - {"mesh"} == set(ADAPTERS)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import countoff.core
 from countoff.accelerate import Countoff as AccelerateCountoff
 from countoff.core import BatchPlan, DivergenceError, FitPlan, Guard, LoaderFacts, Settings, SettingsError, Verdict
-from countoff.core.ranks import RankMap
+from countoff.core.arithmetic.ranks import RankMap
 from countoff.fabric import Countoff as FabricCountoff
 from countoff.lightning import Countoff as LightningCountoff
 from countoff.plan.job import Job, RunPlan

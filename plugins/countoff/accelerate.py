@@ -29,7 +29,8 @@ from countoff._adapter.own_loop import OwnLoop
 from countoff._adapter.torch_facts import versions
 from countoff._adapter.weight_hashes import Wrappers
 from countoff.core import LoaderFacts, Settings
-from countoff.core.totals import Totals
+from countoff.core.arithmetic.batches import check_count
+from countoff.core.arithmetic.totals import Totals
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -84,7 +85,9 @@ class Countoff(OwnLoop):
         self._dataset_size = dataset_size
         rank, world_size = accelerator.process_index, accelerator.num_processes
         self._own = OwnRank(rank, world_size, *reading.position_of(accelerator))
-        self._totals(self._facts(None))  # refuses a bad number now
+        self._facts(None)  # refuses a bad number now
+        if dataset_size is not None:
+            check_count("dataset_size", dataset_size, minimum=1)
         super().__init__(settings)
         if settings.enabled:
             watch_checkpoints(accelerator, self)
@@ -100,6 +103,7 @@ class Countoff(OwnLoop):
             schedulers=lambda: [getattr(each, "scheduler", each) for each in getattr(of(), "_schedulers", ())],
             ticks_per_step=own.world_size,
             models=Wrappers(lambda: getattr(of(), "_models", ())),
+            dataset_size=self._dataset_size,
         )
         loop = CountedLoop(fit, steps_of=lambda each: reading.is_prepared_optimizer(of(), each), own=True)
         facts_of = functools.partial(evaluation_facts, num_processes=own.dp_degree, process_index=own.dp_rank)
@@ -108,7 +112,7 @@ class Countoff(OwnLoop):
 
     def _tell_of(self, loop: CountedLoop, loader: Any) -> LoaderFacts:
         facts = self._facts(loader)
-        loop.fit.totals = self._totals(facts)
+        loop.fit.totals = Totals(facts, dp_degree=self._own.dp_degree)
         of = self._accelerator
         loop.epoch_steps = EpochSteps(
             lambda: getattr(of(), "gradient_accumulation_steps", 1),
@@ -151,6 +155,3 @@ class Countoff(OwnLoop):
 
     def _facts(self, loader: Any) -> LoaderFacts:
         return reading.train_facts(self._accelerator(), loader, **self._run)
-
-    def _totals(self, facts: LoaderFacts) -> Totals:
-        return Totals(facts, dp_degree=self._own.dp_degree, framework="len(loader)", dataset_size=self._dataset_size)

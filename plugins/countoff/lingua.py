@@ -29,7 +29,7 @@ from countoff._adapter.options import cannot_make_even, own_arguments
 from countoff._adapter.weakly import weakly
 from countoff._lingua.words import WORDS
 from countoff.core import LoaderFacts, Settings, SettingsError
-from countoff.core.totals import Totals
+from countoff.core.arithmetic.totals import Totals
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -99,7 +99,7 @@ class Countoff(OwnLoop):
         return super().train(loader, epoch=epoch, position=self._start_batches if position is None else position)
 
     def _new_loop(self) -> CountedLoop:
-        totals = Totals(self._facts, dp_degree=self._own.dp_degree, framework=WORDS.framework)
+        totals = Totals(self._facts, dp_degree=self._own.dp_degree)
         fit = Fit(
             self._settings,
             WORDS,

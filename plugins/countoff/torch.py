@@ -14,7 +14,7 @@ from countoff._adapter.requirements import needs
 with needs("PyTorch", facade="countoff.torch", install="'countoff[torch]'"):
     from countoff._adapter.torch_facts import rank_and_world_size
     from countoff._adapter.torch_loop import TorchLoop
-    from countoff.core.threads.before_fit import watch
+    from countoff.core.session.threads.before_fit import watch
 from countoff._adapter.options import own_arguments
 from countoff._torch.words import WORDS
 from countoff.core import Settings

@@ -25,7 +25,7 @@ from countoff._adapter.torch_facts import rank_and_world_size, versions
 from countoff._torchtitan.config import facts_of, job_of, position_of, wrong_horizons
 from countoff._torchtitan.words import WORDS
 from countoff.core import Guard, Settings
-from countoff.core.totals import Totals
+from countoff.core.arithmetic.totals import Totals
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -61,7 +61,7 @@ class Countoff:
             settings,
             WORDS,
             own,
-            Totals(self._facts, dp_degree=own.dp_degree, framework=WORDS.framework),
+            Totals(self._facts, dp_degree=own.dp_degree),
             optimizers=lambda: trainer.optimizers,
             models=lambda: trainer.model_parts,
         )

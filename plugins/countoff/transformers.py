@@ -37,7 +37,7 @@ from countoff._transformers.trainer import (
 )
 from countoff._transformers.words import WORDS
 from countoff.core import Guard
-from countoff.core.totals import Totals
+from countoff.core.arithmetic.totals import Totals
 
 __all__ = ["Countoff"]
 
@@ -163,7 +163,7 @@ class Countoff(Options, TrainerCallback, ExportableState):  # noqa: D101  # the 
             self.settings,
             WORDS,
             OwnRank(rank, world_size, rank, world_size),
-            Totals(facts, dp_degree=world_size, framework="the Trainer"),
+            Totals(facts, dp_degree=world_size),
             steps_before=state.global_step,
             optimizers=lambda: [optimizer],
             schedulers=lambda: [getattr(scheduler, "scheduler", scheduler)],

@@ -6,7 +6,7 @@ from countoff.core import Settings, Verdict
 from countoff.core.checks import KINDS
 from countoff.core.levels import effect
 from countoff.core.protocol.actions import PrintWarning, WriteEntry
-from countoff.core.state import State
+from countoff.core.session.state import State
 
 
 def state(**options: object) -> State:

@@ -10,9 +10,10 @@ from importlib import import_module
 
 TYPE_CHECKING = False  # as typing's own, which takes longer to import than all of this
 if TYPE_CHECKING:
+    from countoff.core.arithmetic.plan import BatchPlan, LoaderFacts
+    from countoff.core.arithmetic.ranks import RankMap
     from countoff.core.finding import Finding
     from countoff.core.guard import Guard
-    from countoff.core.plan import BatchPlan, LoaderFacts
     from countoff.core.protocol.records import FitPlan
     from countoff.core.settings import Settings, SettingsError
     from countoff.core.verdict import DivergenceError, Verdict
@@ -26,18 +27,20 @@ __all__ = [
     "FitPlan",
     "Guard",
     "LoaderFacts",
+    "RankMap",
     "Settings",
     "SettingsError",
     "Verdict",
 ]
 
 _HOMES = {
-    "BatchPlan": "plan",
+    "BatchPlan": "arithmetic.plan",
     "DivergenceError": "verdict",
     "Finding": "finding",
     "FitPlan": "protocol.records",
     "Guard": "guard",
-    "LoaderFacts": "plan",
+    "LoaderFacts": "arithmetic.plan",
+    "RankMap": "arithmetic.ranks",
     "Settings": "settings",
     "SettingsError": "settings",
     "Verdict": "verdict",

@@ -28,21 +28,21 @@ from countoff.core.checks.once import Once
 from countoff.core.checks.resume import Resumes, ScheduleState
 from countoff.core.ending import shutdown, sigterm, verdict_file
 from countoff.core.levels import effect
-from countoff.core.liveness.processes import began_at
-from countoff.core.part import Part
 from countoff.core.protocol.actions import PrintWarning
 from countoff.core.protocol.counters import SpanCounters, TickPlace, UnusedBatches
 from countoff.core.protocol.credits import Credits
 from countoff.core.protocol.evidence import Evidence
 from countoff.core.protocol.fit_records import SchedulePlan
 from countoff.core.protocol.records import FitPlan, MarkKind, Reason, mark_entry, verdict_entry
+from countoff.core.session.liveness.processes import began_at
+from countoff.core.session.part import Part
+from countoff.core.session.state import NEVER, State
+from countoff.core.session.store.agreement import Agreement
+from countoff.core.session.threads import first_fit
+from countoff.core.session.threads.questions import Questions
+from countoff.core.session.threads.roll_call import RollCall
+from countoff.core.session.threads.speaker import MARK_SECONDS
 from countoff.core.settings import Settings
-from countoff.core.state import NEVER, State
-from countoff.core.store.agreement import Agreement
-from countoff.core.threads import first_fit
-from countoff.core.threads.questions import Questions
-from countoff.core.threads.roll_call import RollCall
-from countoff.core.threads.speaker import MARK_SECONDS
 from countoff.core.verdict import DivergenceError, Remedies, Verdict
 from countoff.core.waiting import until
 from countoff.core.words import clip
@@ -50,9 +50,9 @@ from countoff.core.words import clip
 if TYPE_CHECKING:
     from countoff.core.checks.weights import PendingHashes
     from countoff.core.protocol.fit_records import SharedModel, SplitSample
-    from countoff.core.store.channel import Channel
-    from countoff.core.threads.member import Member
-    from countoff.core.threads.speaker import Speaker
+    from countoff.core.session.store.channel import Channel
+    from countoff.core.session.threads.member import Member
+    from countoff.core.session.threads.speaker import Speaker
 
 _HOLD_SECONDS = 0.005
 _WORKER_SECONDS = 0.5
@@ -218,7 +218,7 @@ class Guard:
         if self.state.world_size == 1:
             self._tell(lambda each: each.fit_started(start, None))
         else:
-            from countoff.core.threads.member import Member  # imports torch: only where there is another rank
+            from countoff.core.session.threads.member import Member  # imports torch: only where there is another rank
 
             if self._settings.uneven_train != "raise":  # ranks may differ in their lengths
                 self._own_batches = plan.proven_batches_per_epoch
@@ -375,7 +375,7 @@ class Guard:
         span, policy, member = self.span, self.even_policy, self.member
         if policy is None or member is None or self._roll_call is None or span.credits is not None:
             return batches  # as it is; where the span has credits, another pass has it already
-        from countoff.core.threads.even_pass import EvenPass  # only where it is asked for
+        from countoff.core.session.threads.even_pass import EvenPass  # only where it is asked for
 
         total = self.common_batches if proven and not span.evaluation else None
         own = None if length is None else length - span.started

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from countoff.core.counts.batches import batches_of_samples, check_count, strided_share
-from countoff.core.counts.facts import LoaderPass
+from countoff.core.arithmetic.batches import batches_of_samples, check_count, strided_share
+from countoff.core.arithmetic.facts import LoaderPass
 
 __all__ = ["PreparedFacts", "PreparedKind", "prepared_pass"]
 

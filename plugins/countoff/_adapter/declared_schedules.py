@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from countoff._adapter.torch_facts import schedule_positions
-from countoff.core.counts.schedules import (
+from countoff.core.arithmetic.schedules import (
     Ending,
     chained,
     decay,

@@ -14,7 +14,7 @@ from countoff._adapter.class_swap import own_class
 from countoff._adapter.mesh_position import loader_position
 from countoff._adapter.torch_facts import loader_facts
 from countoff.core import LoaderFacts
-from countoff.core.totals import evaluation_metrics
+from countoff.core.arithmetic.totals import evaluation_metrics
 
 __all__ = ["EvaluationTotals", "ObservedLengths", "evaluation_facts"]
 

@@ -22,8 +22,8 @@ from countoff._adapter.hooks import PlacedValue
 from countoff._adapter.loader_observer import samples_in
 from countoff._adapter.torch_facts import iterates_as_torch
 from countoff.core import Guard, Settings
+from countoff.core.arithmetic.totals import Totals
 from countoff.core.data.plain import ABSENT, in_class
-from countoff.core.totals import Totals
 
 __all__ = [
     "even_inside",

@@ -18,12 +18,14 @@ from countoff._adapter.weight_hashes import PendingReplicas, shared_models
 from countoff._adapter.whole_epochs import may_begin_inside, whole_epoch
 from countoff._adapter.words import Words
 from countoff.core import FitPlan, Guard, LoaderFacts, Settings, Verdict
+from countoff.core.arithmetic.totals import LOGGED, Totals, in_words
+from countoff.core.checks.framework import judge_length
 from countoff.core.checks.horizon import RunLength
 from countoff.core.checks.short import EpochEnd, ShortEpochs, judge_run
+from countoff.core.checks.streams import sharded_twice
 from countoff.core.data.plain import ABSENT, attribute_of
-from countoff.core.part import Part
 from countoff.core.protocol.fit_records import SchedulePlan, SharedModel, SplitSample
-from countoff.core.totals import LOGGED, Totals, in_words
+from countoff.core.session.part import Part
 
 __all__ = ["Fit", "OwnRank", "plan_of"]
 
@@ -88,6 +90,7 @@ class Fit:
         ticks_per_step: How often a scheduler is stepped at each optimizer step, at most.
         models: Returns the modules that are compared, as the framework wraps them; called when the fit begins and every
             `weights_every` optimizer steps. None: none are compared.
+        dataset_size: Samples of the whole train dataset over all ranks, at least 1, where the user tells it.
 
     Attributes:
         settings: The user's choices.
@@ -115,6 +118,7 @@ class Fit:
         schedulers: Callable[[], Iterable[Any]] = tuple,
         ticks_per_step: int = 1,
         models: Callable[[], Iterable[Any]] | None = None,
+        dataset_size: int | None = None,
     ) -> None:
         self.settings = settings
         self.own = own
@@ -129,6 +133,7 @@ class Fit:
         self._schedulers = schedulers
         self._ticks_per_step = ticks_per_step
         self._models = models
+        self._dataset_size = dataset_size
         self.short = ShortEpochs()
         self.left = False
         self.epochs_ended = 0
@@ -337,11 +342,13 @@ class Fit:
 
     def wrong_length(self) -> Verdict | None:
         """Returns a warning if the train loader has another number of batches than the framework counts on."""
-        return None if self.totals is None else self.totals.wrong_length()
+        return None if self.totals is None else judge_length(self.totals.own, counted_by=self._words.length_of)
 
     def sharded_twice(self) -> Verdict | None:
         """Returns a warning if the train loader has a share of this rank's share, where data is compared at all."""
-        return None if self.totals is None or not self.settings.compare_data else self.totals.sharded_twice()
+        if self.totals is None or self._dataset_size is None or not self.settings.compare_data:
+            return None
+        return sharded_twice(self.totals, self._dataset_size)
 
     def learn_length(self) -> Verdict | None:
         """Updates the totals by the train epoch that the end of its loader is about to end.

@@ -19,7 +19,7 @@ import torch
 from countoff._adapter.class_swap import swap_class
 from countoff.core.data.plain import attributes_of, bases_of
 from countoff.core.data.unobserved import unobserved
-from countoff.core.liveness.stacks import register_loader_file
+from countoff.core.session.liveness.stacks import register_loader_file
 
 __all__ = ["LoaderObserver", "ObservedPass", "samples_in"]
 

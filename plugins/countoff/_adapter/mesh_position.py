@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from countoff.core.ranks import ORDERS, RankMap
+from countoff.core.arithmetic.ranks import ORDERS, RankMap
 
 __all__ = ["data_position", "dp_position", "loader_position", "rank_map", "stage"]
 

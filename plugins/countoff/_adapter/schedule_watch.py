@@ -14,8 +14,8 @@ from typing import Any
 from countoff._adapter.declared_schedules import UnknownTicks, declared_ending, ticks_of
 from countoff._adapter.weakly import weakly
 from countoff.core import BatchPlan, Verdict
+from countoff.core.arithmetic.schedules import Ending
 from countoff.core.checks.horizon import Horizon, RunLength, Stepping, run_out, wrong_horizon
-from countoff.core.counts.schedules import Ending
 from countoff.core.protocol.fit_records import SchedulePlan
 
 __all__ = ["Schedule", "ScheduleWatch", "run_length"]

@@ -20,7 +20,7 @@ from countoff._adapter.weakly import weakly
 from countoff.core import LoaderFacts
 from countoff.core.data.plain import attribute_of
 from countoff.core.data.unobserved import unobserved
-from countoff.core.part import Part
+from countoff.core.session.part import Part
 
 _LIBRARIES = ("torch", "torchdata", "accelerate", "streaming", "lightning", "pytorch_lightning", "lightning_fabric")
 """Packages whose loaders give the batches of their samplers, each once."""

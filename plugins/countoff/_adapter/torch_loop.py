@@ -27,7 +27,8 @@ from countoff._adapter.torch_facts import (
 from countoff._adapter.weakly import weakly
 from countoff._adapter.words import Words
 from countoff.core import LoaderFacts, Settings, SettingsError
-from countoff.core.totals import Totals
+from countoff.core.arithmetic.batches import check_count
+from countoff.core.arithmetic.totals import Totals
 
 __all__ = ["TorchLoop"]
 
@@ -98,7 +99,9 @@ class TorchLoop(OwnLoop):
         }
         self._batch_size, self._dataset_size, self._start_step = batch_size, dataset_size, start_step
         self._has_mesh = mesh is not None
-        self._totals(self._facts(None))  # refuses a bad number now
+        self._facts(None)  # refuses a bad number now
+        if dataset_size is not None:
+            check_count("dataset_size", dataset_size, minimum=1)
         super().__init__(settings)
 
     def _new_loop(self) -> CountedLoop:
@@ -110,6 +113,7 @@ class TorchLoop(OwnLoop):
             optimizers=self._optimizers,
             schedulers=self._schedulers,
             models=self._models,
+            dataset_size=self._dataset_size,
         )
         named = self._optimizers()
         loop = CountedLoop(fit, steps_of=NamedOptimizers(named) if named else None, own=True)
@@ -122,7 +126,7 @@ class TorchLoop(OwnLoop):
     def _tell_of(self, loop: CountedLoop, loader: Any) -> LoaderFacts:
         source = self._source(loader)
         facts = self._facts(source)
-        loop.fit.totals = self._totals(facts)
+        loop.fit.totals = Totals(facts, dp_degree=self._own.dp_degree)
         reference = _reference(source)
         loop.train_loader, loop.may_resume = reference, saves_state(source)
         loop.length_now = lambda: known_length(reference())
@@ -153,10 +157,6 @@ class TorchLoop(OwnLoop):
             return facts
         # Nothing of lengths is proven where the loader shows another batch size.
         return replace(facts, batch_size=size, samples_per_rank=None, dataset_size=None, sampling="unknown")
-
-    def _totals(self, facts: LoaderFacts) -> Totals:
-        dp_degree = self._own.dp_degree
-        return Totals(facts, dp_degree=dp_degree, framework="len(loader)", dataset_size=self._dataset_size)
 
 
 def _reference(source: Any) -> Callable[[], Any]:

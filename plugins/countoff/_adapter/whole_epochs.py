@@ -10,8 +10,8 @@ from countoff._adapter.class_swap import own_class
 from countoff._adapter.even_loaders import saves_state
 from countoff._adapter.sampling import samplers_of
 from countoff._adapter.torch_facts import iterates_as_torch, of_library, reported_length
+from countoff.core.arithmetic.plan import BatchPlan
 from countoff.core.data.plain import ABSENT, attribute_of
-from countoff.core.plan import BatchPlan
 
 __all__ = ["may_begin_inside", "whole_epoch"]
 

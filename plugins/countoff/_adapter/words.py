@@ -48,6 +48,7 @@ class Words:
         only: By kind of verdict, when the adapter can report it, if that is not always.
         cannot: By kind of verdict, why the adapter cannot report it.
         names: What the framework calls a total, by countoff's name for it, where it has one.
+        length_of: Who counts on the number of batches that the train loader reports.
     """
 
     framework: str
@@ -57,6 +58,7 @@ class Words:
     only: Mapping[str, str] = field(default_factory=dict[str, str])
     cannot: Mapping[str, str] = field(default_factory=dict[str, str])
     names: Mapping[str, str] = field(default_factory=dict[str, str])
+    length_of: str = "len(loader)"
 
     @property
     def kinds(self) -> Collection[str]:

@@ -12,7 +12,7 @@ from countoff._adapter.loader_observer import LoaderObserver
 from countoff._composer.loader_report import LoaderReport, read_loader, unused_batches
 from countoff._composer.state import length_of
 from countoff.core import Guard
-from countoff.core.totals import evaluation_metrics
+from countoff.core.arithmetic.totals import evaluation_metrics
 
 __all__ = ["Evaluations"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,6 +14,7 @@ from countoff._composer.streaming import has_known_iterator, streaming_dataset, 
 from countoff._composer.streaming_facts import StreamingFacts
 from countoff._composer.streaming_pass import streaming_pass
 from countoff._composer.words import (
+    WORDS,
     consequences,
     consequences_in_evaluation,
     remedy_of_length,
@@ -20,9 +22,10 @@ from countoff._composer.words import (
     with_correction,
 )
 from countoff.core import LoaderFacts, Verdict
-from countoff.core.plan import LoaderPass
+from countoff.core.arithmetic.plan import BatchPlan, LoaderPass
+from countoff.core.arithmetic.totals import Totals
+from countoff.core.checks.framework import judge_length
 from countoff.core.protocol.counters import UnusedBatches
-from countoff.core.totals import Totals
 
 __all__ = ["LoaderReport", "batches_when_resumed", "read_loader", "unused_batches"]
 
@@ -40,6 +43,8 @@ class LoaderReport:
             ends the pass before; else None.
         limit: The argument of Composer's that limits the batches of a pass, with ``N`` for their number.
         fixes: Whether countoff sets the length where it is proven.
+        counted_by: Who goes by the length, for messages.
+        consequences: Returns what a wrong length of a loader with such a plan does, as sentences.
     """
 
     facts: LoaderFacts
@@ -49,6 +54,8 @@ class LoaderReport:
     uneven: tuple[int, int] | None
     limit: str
     fixes: bool
+    counted_by: str
+    consequences: Callable[[BatchPlan], str]
 
     @property
     def proven(self) -> int | None:
@@ -66,7 +73,8 @@ class LoaderReport:
         plan = self.totals.plan
         if self.facts.limit_batches is not None and plan.batches_per_epoch == plan.reported_batches_per_epoch:
             return None  # the user's limit ends the pass, whatever the loader reports
-        return self.totals.wrong_length()
+        plan = self.totals.own
+        return judge_length(plan, counted_by=self.counted_by, consequences=self.consequences(plan))
 
     def notice(self, length: int | None, since: str = "before the first batch") -> Verdict | None:
         """Returns the warning of a wrong length, with what was done about it or what to do; None if it is right.
@@ -155,18 +163,17 @@ def read_loader(
         one_pass = streaming_pass(streaming, rank=own.rank)
         dp_degree, uneven = streaming.dp_degree, one_pass.uneven_batches
         facts = replace(facts, one_pass=_shortest(one_pass), dataset_size=int(streaming_dataset(loader).num_samples))
-    totals = Totals(
-        facts,
-        dp_degree=dp_degree,
-        framework=f"Composer's evaluator {evaluator!r}" if evaluator else "Composer",
-        consequences=consequences_in_evaluation if evaluator else partial(consequences, epochs=epochs),
-    )
+    totals = Totals(facts, dp_degree=dp_degree)
     limits = [each for each in (facts.limit_batches, facts.max_steps) if each is not None]
     if uneven is not None and limits and min(limits) <= uneven[0]:
         uneven = None
     batches = one_pass.batches if one_pass is not None else totals.plan.loader_batches if totals.plan.proven else None
     limit = "Evaluator(subset_num_batches=N)" if evaluator else "Trainer(train_subset_num_batches=N)"
-    return LoaderReport(facts, totals, batches, streaming, uneven, limit, fixes)
+    if evaluator:
+        counted_by, effect = f"Composer's evaluator {evaluator!r}", consequences_in_evaluation
+    else:
+        counted_by, effect = WORDS.framework, partial(consequences, epochs=epochs)
+    return LoaderReport(facts, totals, batches, streaming, uneven, limit, fixes, counted_by, effect)
 
 
 def batches_when_resumed(state: Any, report: LoaderReport, rank: int) -> int | None:

@@ -11,7 +11,7 @@ from composer.core import Time
 
 from countoff._adapter.schedule_watch import Schedule
 from countoff._composer.state import made_with, own_schedulers
-from countoff.core.counts.schedules import Ending, decay, milestones, vanishing, warmup
+from countoff.core.arithmetic.schedules import Ending, decay, milestones, vanishing, warmup
 
 __all__ = ["schedules"]
 

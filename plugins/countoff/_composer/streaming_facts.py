@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from countoff.core.counts.batches import batches_of_samples, check_count
+from countoff.core.arithmetic.batches import batches_of_samples, check_count
 
 __all__ = ["StreamFacts", "StreamingFacts"]
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from countoff._composer.streaming_facts import StreamFacts, StreamingFacts
 from countoff._composer.streaming_partition import Partition
-from countoff.core.counts.batches import batches_of_samples, check_count, strided_share
-from countoff.core.counts.facts import LoaderPass
+from countoff.core.arithmetic.batches import batches_of_samples, check_count, strided_share
+from countoff.core.arithmetic.facts import LoaderPass
 
 __all__ = ["streaming_pass"]
 

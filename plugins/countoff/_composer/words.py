@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from countoff._adapter.words import Words, data_remedies, uneven_remedies
 from countoff.core import Verdict
+from countoff.core.arithmetic.plan import BatchPlan
 from countoff.core.checks.even import TRUNCATED
 from countoff.core.checks.horizon import Stepping
 from countoff.core.checks.resume import AGAIN, POSITION, RATE
-from countoff.core.plan import BatchPlan
 
 __all__ = [
     "WORDS",

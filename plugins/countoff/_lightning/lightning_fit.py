@@ -37,7 +37,7 @@ from countoff._lightning.trainer import (
 )
 from countoff._lightning.words import WORDS, with_remedy
 from countoff.core import FitPlan, Settings, Verdict
-from countoff.core.totals import Totals
+from countoff.core.arithmetic.totals import Totals
 
 __all__ = ["LightningFit", "UntilTeardown", "common_length", "makes_even"]
 
@@ -112,7 +112,7 @@ class LightningFit:
         """
         trainer, fit, even = self._trainer, self._fit, makes_even(self._trainer, self._settings)
         facts = train_facts(trainer)
-        fit.totals = totals = Totals(facts, dp_degree=fit.own.dp_degree, framework=WORDS.framework)
+        fit.totals = totals = Totals(facts, dp_degree=fit.own.dp_degree)
         fit.watch_schedules(schedules(trainer, run_length(totals.plan, processes=fit.own.dp_degree)))
         proven = totals.plan.batches_per_epoch
         if even and not _holds_all_fit(trainer, proven):

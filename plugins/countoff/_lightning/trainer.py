@@ -17,8 +17,8 @@ from countoff._adapter.schedule_watch import Schedule
 from countoff._adapter.torch_facts import loader_facts, of_library
 from countoff._lightning.fetchers import module_fetches
 from countoff.core import BatchPlan, FitPlan, Guard, LoaderFacts
+from countoff.core.arithmetic.totals import evaluation_metrics
 from countoff.core.checks.horizon import RunLength
-from countoff.core.totals import evaluation_metrics
 
 _PACKAGES = "lightning", "pytorch_lightning"
 _ADD_HYPERPARAMETERS = {"CSVLogger", "WandbLogger"}

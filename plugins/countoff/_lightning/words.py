@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from countoff._adapter.words import EVEN, STOP, Words, data_remedies, uneven_remedies
 from countoff.core import Verdict
+from countoff.core.arithmetic.plan import BatchPlan
 from countoff.core.checks.horizon import Stepping
 from countoff.core.checks.resume import AGAIN, POSITION, RATE
 from countoff.core.checks.short import RESUMED
-from countoff.core.plan import BatchPlan
 
 __all__ = ["WORDS", "with_remedy"]
 
@@ -23,6 +23,7 @@ _EQUAL_LENGTHS = (
 
 WORDS = Words(
     framework="Lightning",
+    length_of="Lightning",
     option=_OPTION,
     remedies={
         "UnevenBatches": uneven_remedies(

@@ -11,6 +11,7 @@ _NO_END = "lingua's loader has no end and no length"
 
 WORDS = Words(
     framework="lingua",
+    length_of="lingua",
     option=_OPTION,
     remedies={
         "UnevenBatches": "look for a break or an exception of one rank alone: lingua's loader has no end.",

@@ -12,6 +12,7 @@ _NO_COMMON_END = "TorchTitan's ranks cannot be made even"
 
 WORDS = Words(
     framework="TorchTitan",
+    length_of="TorchTitan",
     option=_OPTION,
     remedies={
         "UnevenBatches": {

@@ -14,6 +14,7 @@ _ONLY_DATA_RANKS = "the Trainer itself gives every process its share, and its ca
 
 WORDS = Words(
     framework="transformers",
+    length_of="the Trainer",
     option=_OPTION,
     remedies={
         "NotDistributed": launch_remedy(on_cpus="TrainingArguments(use_cpu=True)"),

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from countoff.core.arithmetic.schedules import Ending
 from countoff.core.checks.horizon import Horizon, RunLength, run_out, wrong_horizon
-from countoff.core.counts.schedules import Ending
 
 
 def zero(tick, **more):

@@ -10,8 +10,8 @@ from countoff.core.checks.data import DataIdentity, Sampling, judge_data
 from countoff.core.data.fingerprint import fingerprint
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.records import FitPlan, verdict_to_json
+from countoff.core.session.state import State
 from countoff.core.settings import Settings
-from countoff.core.state import State
 from tests.fake_gpu import tensors_on_a_gpu
 from tests.other_ranks import KeptRecords
 

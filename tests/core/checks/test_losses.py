@@ -7,7 +7,7 @@ from countoff.core.checks.lost import DIED, GONE_SECONDS, STOPPED, Need, is_lost
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.failures import Failure
 from countoff.core.protocol.records import Absence, absence_entry, absence_from_entry
-from countoff.core.state import State
+from countoff.core.session.state import State
 from tests.outbox import written
 
 RAISED = Absence(1, "raised ValueError: torn", begun=4)

@@ -18,9 +18,9 @@ from countoff.core.protocol.log import LogView
 from countoff.core.protocol.micro_batches import MicroBatchLog
 from countoff.core.protocol.records import RECORD_BYTES, FitPlan, Mark, MicroCounts, mark_entry, verdict_entry
 from countoff.core.protocol.rule import compare_marks
+from countoff.core.session.state import State
+from countoff.core.session.store.channel import encode
 from countoff.core.settings import Settings
-from countoff.core.state import State
-from countoff.core.store.channel import encode
 
 EPOCH = "train epoch 0"
 

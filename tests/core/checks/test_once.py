@@ -28,7 +28,7 @@ from countoff.core.checks.once import (
 )
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.records import RECORD_BYTES, record_text
-from countoff.core.state import State
+from countoff.core.session.state import State
 
 EPOCH, EPOCH_1 = "train epoch 0", "train epoch 1"
 AGAIN = {"again": True, "epoch": EPOCH_1}

@@ -20,8 +20,8 @@ from countoff.core.checks.plan import (
 )
 from countoff.core.levels import effect
 from countoff.core.protocol.records import FitPlan
+from countoff.core.session.state import State
 from countoff.core.settings import Settings
-from countoff.core.state import State
 from countoff.core.verdict import Verdict, remedy_for
 from countoff.core.words import ranks_by
 

@@ -23,9 +23,9 @@ from countoff.core.protocol.records import (
     verdict_to_json,
 )
 from countoff.core.protocol.rule import compare_marks
+from countoff.core.session.state import State
+from countoff.core.session.store.channel import encode
 from countoff.core.settings import Settings
-from countoff.core.state import State
-from countoff.core.store.channel import encode
 from countoff.core.verdict import Verdict
 from tests.fake_store import FakeStore
 from tests.other_ranks import KeptRecords

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from countoff.core.arithmetic.schedules import Ending, decay, milestones, warmup
 from countoff.core.checks.learning_rates import judge_schedules
-from countoff.core.counts.schedules import Ending, decay, milestones, warmup
 from countoff.core.protocol.fit_records import SchedulePlan
 
 

@@ -8,17 +8,17 @@ import pytest
 
 from countoff.core import Settings, Verdict
 from countoff.core.checks.stalled import judge_before_fit, judge_stall
-from countoff.core.liveness.heartbeats import begin_fit, say_goodbye
-from countoff.core.liveness.stacks import Place
 from countoff.core.protocol.actions import WriteEntry
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.micro_batches import MicroBatchLog, PassWork, StepWork
 from countoff.core.protocol.records import record_text
 from countoff.core.protocol.rows import row
-from countoff.core.state import State
-from countoff.core.store.channel import encode
-from countoff.core.threads import stall as module
-from countoff.core.threads.stall import Stall
+from countoff.core.session.liveness.heartbeats import begin_fit, say_goodbye
+from countoff.core.session.liveness.stacks import Place
+from countoff.core.session.state import State
+from countoff.core.session.store.channel import encode
+from countoff.core.session.threads import stall as module
+from countoff.core.session.threads.stall import Stall
 from countoff.core.verdict import Level
 from tests.fake_store import FakeSpeaker, FakeStore
 from tests.outbox import drain, printed, written

@@ -23,9 +23,9 @@ from countoff.core.checks.streams import (
 )
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.records import RECORD_BYTES, FitPlan, verdict_to_json
+from countoff.core.session.state import State
+from countoff.core.session.store.channel import encode
 from countoff.core.settings import Settings
-from countoff.core.state import State
-from countoff.core.store.channel import encode
 from countoff.core.verdict import remedy_for
 from tests.other_ranks import KeptRecords
 

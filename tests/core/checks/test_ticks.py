@@ -15,8 +15,8 @@ from countoff.core.checks.steps import StepCheck
 from countoff.core.protocol.counters import SpanCounters, TickPlace
 from countoff.core.protocol.rates import compared_rates
 from countoff.core.protocol.records import FitPlan
+from countoff.core.session.state import State
 from countoff.core.settings import Settings
-from countoff.core.state import State
 from countoff.core.verdict import Verdict
 
 EPOCH = "train epoch 0"

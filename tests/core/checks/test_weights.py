@@ -15,8 +15,8 @@ from countoff.core.guard import OtherRanks
 from countoff.core.protocol.actions import WriteEntry
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.records import RECORD_BYTES, FitPlan, verdict_to_json
-from countoff.core.state import State
-from countoff.core.store.channel import ChannelError, encode
+from countoff.core.session.state import State
+from countoff.core.session.store.channel import ChannelError, encode
 from countoff.core.words import clip
 from tests.fake_store import FakeSpeaker, FakeStore
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from countoff.core.ending import nccl as module
 from countoff.core.ending.nccl import Abort, abort_communicators
-from countoff.core.liveness import collectives
+from countoff.core.session.liveness import collectives
 
 ABORTS = pytest.mark.skipif(torch.__version__ < "2.6", reason="ProcessGroup.abort is new in torch 2.6")
 

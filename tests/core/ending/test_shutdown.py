@@ -19,7 +19,7 @@ from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUs
 
 from countoff.core import DivergenceError, Settings, Verdict
 from countoff.core.ending import shutdown
-from countoff.core.state import State
+from countoff.core.session.state import State
 from countoff.core.verdict import LostRank
 
 VERDICT = Verdict("LostRank", "rank 2 is gone.", (2,), why="It was killed — or it crashed.")

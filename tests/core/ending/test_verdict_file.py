@@ -15,7 +15,7 @@ import pytest
 
 from countoff.core import FitPlan, Guard, Settings, SettingsError, Verdict
 from countoff.core.ending import verdict_file
-from countoff.core.liveness import processes
+from countoff.core.session.liveness import processes
 
 VERDICT = Verdict("UnevenBatches", "rank 1 ran out of data — after 4 batches.", (1,), time=1700000000.0, world_size=2)
 

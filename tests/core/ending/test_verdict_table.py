@@ -10,13 +10,13 @@ import pytest
 from countoff.core import Settings
 from countoff.core.checks.lost import ALIKE, LOST_RANK
 from countoff.core.ending.table import print_with_table, publish_table, with_table
-from countoff.core.liveness.heartbeats import Heartbeats
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.failures import Failure
 from countoff.core.protocol.records import ranks_from_json, ranks_to_json, verdict_from_json, verdict_to_json
 from countoff.core.protocol.rows import row
-from countoff.core.state import State
-from countoff.core.store.channel import decode, encode
+from countoff.core.session.liveness.heartbeats import Heartbeats
+from countoff.core.session.state import State
+from countoff.core.session.store.channel import decode, encode
 from countoff.core.verdict import TABLE_ROWS, Verdict, at_hosts
 from tests.fake_store import FakeStore
 

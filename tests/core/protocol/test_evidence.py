@@ -5,7 +5,7 @@ from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.evidence import Evidence
 from countoff.core.protocol.records import Mark
 from countoff.core.protocol.rule import beyond_mark, compare_marks
-from countoff.core.state import State
+from countoff.core.session.state import State
 
 HOME, OTHER = 1, 2
 

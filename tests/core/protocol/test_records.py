@@ -25,9 +25,9 @@ from countoff.core.protocol.records import (
 )
 from countoff.core.protocol.rows import row
 from countoff.core.protocol.rule import Divergence
+from countoff.core.session.state import State
+from countoff.core.session.store.channel import encode
 from countoff.core.settings import Settings
-from countoff.core.state import State
-from countoff.core.store.channel import encode
 from countoff.core.verdict import Verdict
 from countoff.core.words import clip
 from tests.outbox import written

@@ -9,8 +9,8 @@ from countoff.core import Settings
 from countoff.core.ending.table import publish_table, with_table
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.step_log import StepLog, first_apart
-from countoff.core.state import State
-from countoff.core.store.channel import encode
+from countoff.core.session.state import State
+from countoff.core.session.store.channel import encode
 from countoff.core.verdict import Verdict, at_hosts
 from tests.fake_store import FakeStore
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from countoff.core.liveness import heartbeats as module
-from countoff.core.liveness.heartbeats import Heartbeats
+from countoff.core.session.liveness import heartbeats as module
+from countoff.core.session.liveness.heartbeats import Heartbeats
 from countoff.core.trace.clocks import ClockComparison
 from tests.fake_store import FakeStore
 

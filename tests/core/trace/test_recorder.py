@@ -14,13 +14,13 @@ import pytest
 
 from countoff.core import FitPlan, Guard, Settings, Verdict, formats
 from countoff.core.checks.check import FitStart
-from countoff.core.liveness import collectives
-from countoff.core.liveness.processes import Process
 from countoff.core.protocol.counters import SpanCounters, UnusedBatches
 from countoff.core.protocol.evidence import Evidence
 from countoff.core.protocol.failures import Failure
-from countoff.core.state import State
-from countoff.core.threads.speaker import Speaker
+from countoff.core.session.liveness import collectives
+from countoff.core.session.liveness.processes import Process
+from countoff.core.session.state import State
+from countoff.core.session.threads.speaker import Speaker
 from countoff.core.trace import incident, writer
 from countoff.core.trace import recorder as module
 from countoff.core.trace.recorder import Recorder

@@ -6,8 +6,8 @@ from countoff.core.checks.check import FitStart
 from countoff.core.checks.even import EvenCheck
 from countoff.core.checks.plan import PROOF_FIELDS, PlanCheck, judge_plans
 from countoff.core.protocol.records import FitPlan
+from countoff.core.session.state import State
 from countoff.core.settings import Settings
-from countoff.core.state import State
 from countoff.core.trace.format import (
     COMPARED_LIMITS,
     COMPARED_PLAN,

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from countoff._accelerate.batches import PreparedFacts, prepared_pass
-from countoff.core.plan import BatchPlan, LoaderFacts
+from countoff.core.arithmetic.plan import BatchPlan, LoaderFacts
 from tests.golden_tables import Row, golden
 
 

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from countoff._adapter.dealt_streams import streamed_twice
 from countoff.core import Settings
 from countoff.core.checks.data import DataIdentity
-from countoff.core.state import State
+from countoff.core.session.state import State
 
 
 class Labelled(StreamingDataset):

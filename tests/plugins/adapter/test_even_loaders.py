@@ -13,7 +13,7 @@ from countoff._adapter.class_swap import swap_class
 from countoff._adapter.even_loaders import even_inside, even_pass, fetches_ahead, keeps_length, proven_length
 from countoff._adapter.torch_facts import loader_facts
 from countoff.core import Settings
-from countoff.core.totals import Totals
+from countoff.core.arithmetic.totals import Totals
 
 SAMPLES = list(range(8))
 
@@ -109,7 +109,7 @@ def test_a_plan_proves_a_length_of_all_passes() -> None:
     """Where it tells how many batches every epoch has, a loader that follows a data set that grows proves none."""
     fixed, grows = DataLoader(SAMPLES, batch_size=2, sampler=shard()), DataLoader(SAMPLES, batch_size=2)  # pyright: ignore
     for loader, batches, tells in ((fixed, 2, 2), (grows, 4, None)):
-        totals = Totals(loader_facts(loader), dp_degree=1, framework="len(loader)")
+        totals = Totals(loader_facts(loader), dp_degree=1)
         assert proven_length(loader, totals, Settings()) == batches
         assert proven_length(loader, totals, Settings(uneven_train="stop")) == tells
 

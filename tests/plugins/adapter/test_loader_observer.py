@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from countoff._adapter.loader_observer import LoaderObserver, samples_in
-from countoff.core.liveness.stacks import main_thread
+from countoff.core.session.liveness.stacks import main_thread
 
 DATA: Any = list(range(5))
 

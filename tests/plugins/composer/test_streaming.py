@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from countoff._composer.streaming_facts import StreamFacts, StreamingFacts
 from countoff._composer.streaming_pass import streaming_pass
-from countoff.core.plan import BatchPlan, LoaderFacts, LoaderPass
-from countoff.core.totals import Totals
+from countoff.core.arithmetic.plan import BatchPlan, LoaderFacts, LoaderPass
+from countoff.core.arithmetic.totals import Totals
 from tests.golden_tables import Row, golden
 
 # The reasons why there is no partition, with the rows of the table of streams that have them; numbers replaced by N.
@@ -413,6 +413,6 @@ def test_a_length_of_all_ranks_is_no_proof_if_uneven() -> None:
     """A reported length of all ranks proves nothing if ranks are known to be uneven."""
     uneven = LoaderPass(batches=3, fewest_batches=3, most_batches=4)
     facts = LoaderFacts(reported_batches=12, batch_size=4, drop_last=False, samples_per_rank=None, one_pass=uneven)
-    totals = Totals(facts, dp_degree=4, framework="Composer")
+    totals = Totals(facts, dp_degree=4)
     assert totals.plan.size_taken_for_length
     assert (totals.proven_batches, totals.shorter_than_reported) == (None, None)

@@ -43,7 +43,7 @@ class Choices(Protocol):
 
 
 class RankState(Protocol):
-    """What a check sees of its own rank: a part of `countoff.core.state.State`."""
+    """What a check sees of its own rank: a part of `countoff.core.session.state.State`."""
 
     @property
     def rank(self) -> int: ...  # noqa: D102

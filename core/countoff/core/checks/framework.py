@@ -7,8 +7,8 @@ A loader may report the batches of all ranks (`WrongLength`), a total may count 
 
 from __future__ import annotations
 
-from countoff.core.counts.steps import steps_in_epoch
-from countoff.core.plan import BatchPlan
+from countoff.core.arithmetic.plan import BatchPlan
+from countoff.core.arithmetic.steps import steps_in_epoch
 from countoff.core.verdict import Cause, Verdict, VerdictKind
 from countoff.core.words import count_of
 
@@ -41,13 +41,13 @@ NOT_DISTRIBUTED = VerdictKind(
 )
 
 
-def judge_length(plan: BatchPlan, *, counted_by: str, consequences: str) -> Verdict | None:
+def judge_length(plan: BatchPlan, *, counted_by: str, consequences: str | None = None) -> Verdict | None:
     """Returns a `WrongLength` if a loader reports another number of batches than it has.
 
     Args:
         plan: The plan of this rank's loader.
         counted_by: Who goes by the reported number.
-        consequences: What that does, as one or more sentences.
+        consequences: What that does, as one or more sentences; None for what it does in any framework.
     """
     true, reported = plan.loader_batches, plan.reported_batches
     if true is None or reported is None or plan.wrong_length_factor is None:
@@ -57,6 +57,11 @@ def judge_length(plan: BatchPlan, *, counted_by: str, consequences: str) -> Verd
         why = (
             f"{reported} is the size of the dataset over all {plan.dp_degree} data ranks (`size`), not one rank's "
             "`length`."
+        )
+    if consequences is None:
+        consequences = (
+            "Progress, validation intervals and schedules that depend on it are off by a factor of "
+            f"{plan.wrong_length_factor:g}."
         )
     sentence = f"{counted_by} counts on {count_of(reported, 'batch')} per epoch and rank; there are {true}."
     return WRONG_LENGTH.found(f"{sentence} {consequences}", why=why)

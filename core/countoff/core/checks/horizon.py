@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-from countoff.core.counts.batches import check_count
-from countoff.core.counts.schedules import Ending
+from countoff.core.arithmetic.batches import check_count
+from countoff.core.arithmetic.schedules import Ending
 from countoff.core.verdict import Verdict, VerdictKind
 from countoff.core.words import number_of
 

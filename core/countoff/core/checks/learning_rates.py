@@ -205,7 +205,7 @@ def judge_schedules(records: Mapping[int, Sequence[Mapping[str, Any]]]) -> Verdi
     Args:
         records: What each rank has reported, by rank.
 
-    >>> from countoff.core.counts.schedules import Ending
+    >>> from countoff.core.arithmetic.schedules import Ending
     >>> first = SchedulePlan.of("LinearLR", Ending("zero", 8), begin=0, ticks=8)
     >>> other = SchedulePlan.of("LinearLR", Ending("zero", 9), begin=0, ticks=9)
     >>> judge_schedules({0: [first.to_json()], 1: [other.to_json()]}).sentence

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from countoff.core.counts.steps import steps_in_epoch
+from countoff.core.arithmetic.steps import steps_in_epoch
 from countoff.core.verdict import Cause, Verdict, VerdictKind
 from countoff.core.words import count_of
 

@@ -16,6 +16,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from countoff.core.arithmetic.totals import Totals
 from countoff.core.data.fingerprint import fingerprint, parts_of
 from countoff.core.verdict import Cause, Verdict, VerdictKind
 from countoff.core.words import count_of, names_of, ranks_by
@@ -403,22 +404,26 @@ def _split(digests: str) -> list[str]:
     return [digests[start : start + DIGEST] for start in range(0, len(digests), DIGEST)]
 
 
-def sharded_twice(*, dataset_size: int, ways: int, batches: int, batch_size: int) -> Verdict | None:
+def sharded_twice(totals: Totals, dataset_size: int) -> Verdict | None:
     """Returns a `DoubleSharded` if this rank reads a share of a share of the dataset.
 
     That is shown by the size of the whole dataset, which the user has told, and the batches of this rank's loader.
 
     Args:
+        totals: What is known of this rank's loader.
         dataset_size: Samples of the whole dataset over all ranks, at least 1.
-        ways: Shares into which the data is cut, at least 1.
-        batches: Batches per pass of this rank's loader.
-        batch_size: Samples per batch of this rank.
 
-    >>> sharded_twice(dataset_size=96, ways=2, batches=6, batch_size=4).kind
+    >>> from countoff.core import LoaderFacts
+    >>> loader = LoaderFacts(reported_batches=6, batch_size=4, drop_last=False, samples_per_rank=None)
+    >>> sharded_twice(Totals(loader, dp_degree=2), 96).kind
     'DoubleSharded'
-    >>> sharded_twice(dataset_size=48, ways=2, batches=6, batch_size=4) is None
+    >>> sharded_twice(Totals(loader, dp_degree=2), 48) is None
     True
     """
+    plan, ways, batch_size = totals.own, totals.own.dp_degree, totals.batch_size
+    batches = plan.reported_batches if plan.loader_batches is None else plan.loader_batches
+    if batches is None or batch_size is None:
+        return None
     # A rank may leave out a last batch that is not full, and its share may be filled up to a whole batch of all.
     left_out = ways * (batches + 1) * batch_size < dataset_size
     if ways == 1 or not (left_out and (batches - ways) * batch_size * ways**2 <= dataset_size):

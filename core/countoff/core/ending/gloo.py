@@ -23,7 +23,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from countoff.core.store.shared_sockets import copy_of
+from countoff.core.session.store.shared_sockets import copy_of
 
 _LISTENING = "0A"  # in the fourth column of /proc/net/tcp
 _CONNECTED = "01"

@@ -20,7 +20,7 @@ import time
 
 import torch.distributed as dist
 
-from countoff.core.liveness.collectives import process_groups
+from countoff.core.session.liveness.collectives import process_groups
 
 _ABORT_SECONDS = 15.0
 """An abort that takes longer does not come to an end: one that works takes a second or so."""

@@ -26,10 +26,10 @@ from countoff.core.checks.uneven import EVALUATION
 from countoff.core.ending import sigterm, verdict_file
 from countoff.core.forgotten import forgotten
 from countoff.core.levels import effect
-from countoff.core.liveness import stacks
-from countoff.core.liveness.stacks import is_users_file
 from countoff.core.protocol.failures import Failure
-from countoff.core.state import State
+from countoff.core.session.liveness import stacks
+from countoff.core.session.liveness.stacks import is_users_file
+from countoff.core.session.state import State
 from countoff.core.verdict import DivergenceError, Verdict, error_for, kind_of
 from countoff.core.words import clip, plain
 

@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Any
 from countoff.core.checks.learning_rates import odd_rates, with_rates
 from countoff.core.checks.lost import AHEAD, DIED, raised
 from countoff.core.ending import shutdown
-from countoff.core.liveness import hosts, stacks
 from countoff.core.protocol.failures import Failure, alike, told_as_one
 from countoff.core.protocol.rates import parse_rates
 from countoff.core.protocol.records import Records, parse_count, parse_standing, ranks_from_json, ranks_to_json
 from countoff.core.protocol.rows import odd_ranks, ranks_behind
 from countoff.core.protocol.step_log import Apart, first_apart
-from countoff.core.state import FAIL_SECONDS, State
-from countoff.core.store.gathering import Gathering
+from countoff.core.session.liveness import hosts, stacks
+from countoff.core.session.state import FAIL_SECONDS, State
+from countoff.core.session.store.gathering import Gathering
 from countoff.core.verdict import TABLE_ROWS, Remedies, Verdict, at_hosts, remedy_for
 from countoff.core.waiting import until
 from countoff.core.words import clip, count_of, listed
 
 if TYPE_CHECKING:
-    from countoff.core.liveness.heartbeats import Heartbeats
-    from countoff.core.store.channel import Channel
+    from countoff.core.session.liveness.heartbeats import Heartbeats
+    from countoff.core.session.store.channel import Channel
 
 _COUNTED = ("where", "batches", "fetched", "steps", "rate", "state")
 """What ranks of one line of the table have in common."""

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from countoff.core import formats
-from countoff.core.liveness import processes
+from countoff.core.session.liveness import processes
 from countoff.core.settings import Settings, SettingsError
 from countoff.core.software import own_version
 from countoff.core.verdict import Verdict

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from countoff.core.counts.schedules import Ending
+from countoff.core.arithmetic.schedules import Ending
 from countoff.core.protocol.records import parse_count
 from countoff.core.words import clip
 

@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from countoff.core.liveness.heartbeats import heartbeat_key
 from countoff.core.protocol.records import parse_count
+from countoff.core.session.liveness.heartbeats import heartbeat_key
 
 if TYPE_CHECKING:
-    from countoff.core.store.channel import Channel
+    from countoff.core.session.store.channel import Channel
 
 
 LOOK_SECONDS = 0.05

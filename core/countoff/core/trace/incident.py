@@ -19,9 +19,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from countoff.core.ending import verdict_file
-from countoff.core.liveness import processes, stacks
 from countoff.core.protocol.failures import Failure
 from countoff.core.protocol.records import Records
+from countoff.core.session.liveness import processes, stacks
 from countoff.core.settings import SECRET_OPTIONS, Settings, variable_of
 from countoff.core.trace import format
 from countoff.core.verdict import Verdict
@@ -30,7 +30,7 @@ from countoff.core.whole_file import write_whole
 from countoff.core.words import clip, plain, ranks_by, runs_of
 
 if TYPE_CHECKING:
-    from countoff.core.store.channel import Channel
+    from countoff.core.session.store.channel import Channel
 
 _KEY = "stack"
 _RECORD_BYTES = 900
@@ -181,7 +181,7 @@ class FlightRecord:
         with contextlib.suppress(Exception):  # evidence only
             if "torch.distributed" not in sys.modules:
                 return
-            from countoff.core.liveness import collectives  # imports torch: only where the job has
+            from countoff.core.session.liveness import collectives  # imports torch: only where the job has
 
             if record := collectives.flight_record():
                 place = os.path.join(self._directory, format.INCIDENT)

@@ -20,12 +20,12 @@ from countoff.core import formats
 from countoff.core.at_exit import at_exit
 from countoff.core.checks.check import FitStart, Listener, Others
 from countoff.core.ending import shutdown, verdict_file
-from countoff.core.liveness import hosts, stacks
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.evidence import Evidence
 from countoff.core.protocol.records import Reason, Records
+from countoff.core.session.liveness import hosts, stacks
+from countoff.core.session.state import State
 from countoff.core.settings import Settings
-from countoff.core.state import State
 from countoff.core.trace import incident, writer
 from countoff.core.trace.clocks import LOOK_SECONDS, ClockComparison
 from countoff.core.trace.format import PAUSE_SECONDS, TICK_SECONDS
@@ -33,8 +33,8 @@ from countoff.core.verdict import Verdict
 from countoff.core.words import plain
 
 if TYPE_CHECKING:
-    from countoff.core.store.channel import Channel
-    from countoff.core.threads.speaker import Speaker
+    from countoff.core.session.store.channel import Channel
+    from countoff.core.session.threads.speaker import Speaker
     from countoff.core.trace.writer import Line
 
 _REPORTED = "reported_"

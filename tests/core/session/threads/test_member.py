@@ -1,0 +1,198 @@
+"""A member without a store of its own: a verdict that comes while it closes, and what a lost store means."""
+
+import threading
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import pytest
+
+from countoff.core import Settings, Verdict
+from countoff.core.protocol.records import verdict_entry
+from countoff.core.session.liveness.lifelines import Hub, Loss
+from countoff.core.session.state import State
+from countoff.core.session.store.channel import Channel
+from countoff.core.session.store.rendezvous import Place
+from countoff.core.session.threads import member as module
+from countoff.core.session.threads import process_threads
+from countoff.core.session.threads.member import Member
+from countoff.core.session.threads.process_threads import ProcessThreads
+from tests.fake_store import FakeStore
+
+LOST = Verdict("LostRank", "rank 0 is gone.", (0,), gone=True)
+
+
+class _VerdictAtGoodbye(FakeStore):
+    """A store in which another rank's verdict stands as soon as this rank says goodbye."""
+
+    def delete(self, key: str) -> None:
+        super().delete(key)
+        if key == "joined/1":
+            self.claim("log/0", {**verdict_entry("end", LOST), "guard": 0})
+
+    def at(self, prefix: str) -> FakeStore:
+        return self
+
+    def release(self) -> None:
+        pass
+
+
+def test_a_verdict_that_comes_with_the_goodbye_is_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The program then ends with exit code 87: without the verdict nobody could tell why."""
+    member, store = Member(State(1, 2, Settings(), {})), _VerdictAtGoodbye()
+
+    def channel(*arguments: Any) -> Channel:
+        if threading.current_thread().name == "countoff speaker":
+            return store
+        while not arguments[3]():  # the speaker, not the listener, is then the one that receives the verdict
+            time.sleep(0.002)
+        raise TimeoutError("no connection")
+
+    monkeypatch.setattr(process_threads, "Channel", channel)
+    monkeypatch.setattr(module, "default_store", lambda: store)
+    monkeypatch.setattr(module, "find_place", lambda *_, **__: Place("127.0.0.1", 1, "0123456789ab"))
+    member.start()
+    told = threading.Event()
+    member.speaker.hand(lambda _: told.set())
+    assert told.wait(30)
+    member.close()
+    assert member.state.end is not None
+    assert capsys.readouterr().err.count("LostRank: rank 0 is gone.") == 1
+
+
+class _SlowStore(FakeStore):
+    """A store that is slow to write an entry; a client whose socket is shut in the meantime has not written it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written, self._shut = threading.Event(), threading.Event()
+
+    def claim(self, key: str, record: Any) -> dict[str, Any]:
+        if record["type"] == "ends":
+            if self._shut.wait(1.0):
+                raise RuntimeError("Broken pipe")
+            self.written.set()
+        return super().claim(key, record)
+
+    def shut(self) -> None:
+        self._shut.set()
+
+    def at(self, prefix: str) -> FakeStore:
+        return self
+
+    def release(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("policy", ["raise", "stop"])
+def test_what_other_ranks_may_wait_for_is_written_before_a_guard_is_closed(
+    policy: Literal["raise", "stop"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where ranks are kept even, one that left its loop alone would else leave the others waiting for ever."""
+    monkeypatch.setattr(module, "DRAIN_SECONDS", 0.01)
+    member, store = Member(State(0, 2, Settings(uneven_train=policy), {})), _SlowStore()
+
+    def channel(*arguments: Any) -> Channel:
+        if threading.current_thread().name == "countoff speaker":
+            return store
+        raise TimeoutError("no connection")
+
+    monkeypatch.setattr(process_threads, "Channel", channel)
+    connected = ProcessThreads(Place("127.0.0.1", 1, "0123456789ab"), member.speaker.link, None, Settings())
+    connected.listener = threading.Thread(target=int)  # what other ranks write is of no matter here
+    connected.add(member)
+    assert connected.connected.wait(30)
+    member.speaker.hand(member.speaker.append({"type": "ends", "opened": 1, "at": 3, "rank": 0}))
+    member.leave(connected)
+    assert store.written.is_set() is (policy == "stop")
+
+
+ELSEWHERE = Hub("another host", 1, b"", b"", (), True, (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("found", "hub", "seconds_ago", "sentence"),
+    [
+        ("silent", ELSEWHERE, None, "host node-0 with ranks 0, 1 does not answer."),
+        ("silent", replace(ELSEWHERE, ranks=()), None, "the host of the job's store (192.0.2.1) does not answer."),
+        (
+            "silent",
+            replace(ELSEWHERE, has_store=False),
+            None,
+            "the host of the job's store (192.0.2.1) does not answer.",
+        ),
+        ("silent", None, None, "the host of the job's store (192.0.2.1) does not answer."),
+        ("closed", ELSEWHERE, None, "rank 0 on node-0 or whoever hosts the job's store is gone."),
+        ("closed", ELSEWHERE, 0.0, "rank 0 on node-0 is gone."),
+        ("closed", ELSEWHERE, 100.0, "rank 0 on node-0 or whoever hosts the job's store is gone."),
+    ],
+)
+def test_a_lost_store_is_explained(
+    found: str, hub: Hub | None, seconds_ago: float | None, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its host if that does not answer, by what the lifelines have seen just now, or as far as anybody can tell."""
+    monkeypatch.setattr(module, "BETTER_CAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(module, "knock", lambda *_: found)
+    member = Member(State(2, 4, Settings(), {}, complete=True))
+    line = member.speaker.link
+    line.store_address, line.heartbeats.hosts = ("192.0.2.1", 1), {0: "node-0", 2: "node-1"}
+    connected = ProcessThreads(Place("127.0.0.1", 1, "0123456789ab"), line, None, Settings())
+    connected.speaking = FakeStore()
+    connected.lifelines.hub = hub
+    if seconds_ago is not None:
+        connected.lifelines.losses.append(Loss((0,), at=time.monotonic() - seconds_ago))
+    member.threads = connected
+    member.lose(RuntimeError("Connection timed out"))
+    assert member.state.end is not None
+    assert member.state.end.sentence == sentence
+
+
+def test_a_store_that_is_not_quite_gone_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel closes the connections of a killed process one after the other."""
+    answers = ["open", "closed"]
+    monkeypatch.setattr(module, "BETTER_CAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(module, "knock", lambda *_: answers.pop(0))
+    member = Member(State(1, 2, Settings(), {}, complete=True))
+    place = Place("127.0.0.1", 1, "0123456789ab")
+    member.threads = connected = ProcessThreads(place, member.speaker.link, None, Settings())
+    connected.speaking = FakeStore()
+    member.lose(RuntimeError("failed to recv, got 0 bytes"))
+    assert member.state.end is not None
+    assert member.state.end.sentence == "rank 0 or whoever hosts the job's store is gone."
+
+
+def test_training_begins_once_this_rank_hears_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name server that is slow for the second connection holds it up for no longer than a mark may."""
+    waited: list[float | None] = []
+    now = 100.0
+
+    class Answered(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            nonlocal now
+            now += 0.04
+            return True
+
+        def is_set(self) -> bool:
+            return True
+
+    class Listening(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waited.append(timeout)
+            return False
+
+    member = Member(State(1, 2, Settings(), {}))
+    member.threads = ProcessThreads(Place("127.0.0.1", 1, "0123456789ab"), member.speaker.link, None, Settings())
+    member.threads.listening = Listening()
+    monkeypatch.setattr("countoff.core.session.threads.member.time", SimpleNamespace(monotonic=lambda: now))
+    member.wait_for_roll_call(Answered())
+    assert waited == [pytest.approx(0.05)]
+    assert member.failure == ""
+
+
+def test_a_rank_without_an_answer_goes_on_by_itself() -> None:
+    member = Member(State(1, 2, Settings(deadline_seconds=0.01), {}))
+    member.wait_for_roll_call(threading.Event())
+    assert member.failure == "the job's store does not answer"

@@ -29,7 +29,7 @@ RANK_MAP_ERROR = VerdictKind(
         "": Cause(
             "The position along the data dims was computed with a wrong factor, or over dims that share their data.",
             "compute dp_rank with the sizes of the dims inside it: replicate * dp_shard_size + shard, never times the "
-            "number of replicas; countoff.core.arithmetic.ranks.RankMap does it by name.",
+            "number of replicas; countoff.core.RankMap does it by name.",
         )
     },
 )

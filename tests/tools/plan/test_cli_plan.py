@@ -260,7 +260,7 @@ def test_the_page_quotes_what_is_printed(
         (tmp_path / name).write_text(dedent(text))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
-    assert len(QUOTED) == 5
+    assert len(QUOTED) == 4
     printed = run(command.split())
     assert [line.rstrip() for line in (printed.out + printed.err).splitlines()] == output.splitlines()
 

@@ -97,7 +97,7 @@ VARIABLES: dict[str, tuple[Variable, ...]] = {
         Variable("MKL_NUM_THREADS", own_default=True),
     ),
 }
-"""The variables that are compared, by the reason why; docs/how-it-works.md has them too, and what is left out."""
+"""The variables that are compared, by the reason why; docs/how-it-works.md says what is left out."""
 _WORDS = {
     "true": "1",
     "yes": "1",

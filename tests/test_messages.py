@@ -1,7 +1,7 @@
 """The text of every message in every adapter, as golden files: a change of words is a change somebody looks at.
 
-``COUNTOFF_WRITE_GOLDEN=1 python -m pytest tests/test_messages.py`` writes the files again, the messages and the table
-in docs/verdicts.md with its tables, and the one in docs/how-it-works.md.
+``COUNTOFF_WRITE_GOLDEN=1 python -m pytest tests/test_messages.py`` writes the files again, docs/verdicts.md, which
+shows some of them, and the table in docs/how-it-works.md.
 """
 
 import os
@@ -11,28 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from countoff._adapter.words import Words
 from countoff.core.checks import KINDS
+from tests import verdicts_page
 from tests.adapters import WORDS
 from tests.paths import ROOT
 from tests.situations import ALL, SITUATIONS, Situation
 
 MESSAGES = ROOT / "tests" / "golden" / "messages"
-PAGE = ROOT / "docs" / "verdicts.md"
 WRITES = os.environ.get("COUNTOFF_WRITE_GOLDEN") == "1"
-SHOWN = {
-    "UnevenBatches": ("lightning", "a rank's train loader is short, on 4 ranks"),
-    "PlanMismatch": ("torch", "position differs, on 2 ranks"),
-    "StepMismatch": ("torch", "a rank has skipped a step, found at the end of the epoch"),
-    "RankMapError": ("lingua", "dp_ranks of a wrong factor, on 2 × 4 ranks"),
-    "LostRank": ("torch", "a rank has raised an exception"),
-    "Stalled": ("torch", "a rank's loader never returns"),
-    "WrongLength": ("composer", "len(loader) counts the batches of both ranks"),
-    "Truncated": ("composer", "Composer ends all ranks at the shortest"),
-    "DuplicateData": ("torch", "all ranks read the same"),
-    "WrongHorizon": ("accelerate", "a schedule made in steps"),
-}
-"""The messages that docs/verdicts.md shows, by adapter and situation; of any other kind, the first one."""
 
 
 @pytest.fixture(autouse=True)
@@ -85,76 +71,24 @@ def test_no_message_has_more_digits_than_a_person_writes(adapter: str) -> None:
     assert "known on every rank" not in text
 
 
-def example(kind: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """The message that the page shows for a kind, as rank 0 prints it."""
-    first = next((each.adapters[0], each.title) for each in SITUATIONS if each.kind == kind)
-    adapter, title = SHOWN.get(kind, first)
-    (situation,) = [each for each in possible(adapter) if (each.kind, each.title) == (kind, title)]
-    return "".join(f"[rank 0] {line}\n" for line in situation.message(adapter, capsys).splitlines())
-
-
-def test_the_page_shows_real_messages(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each section of docs/verdicts.md begins with a message of the golden files."""
-    head, *sections = re.split(r"^(?=## )", PAGE.read_text(), flags=re.MULTILINE)
-    found = [head]
-    for section in sections:
-        kind = section.split()[1]
-        if kind in KINDS:
-            shown = example(kind, capsys)
-            section = re.sub(
-                r"```\n.*?```", lambda _, shown=shown: f"```\n{shown}```", section, count=1, flags=re.DOTALL
-            )
-        found.append(section)
+def test_the_page_of_verdicts_is_what_its_command_writes() -> None:
     if WRITES:
-        PAGE.write_text("".join(found))
-    assert "".join(found) == PAGE.read_text()
+        verdicts_page.PAGE.write_text(verdicts_page.page())
+    assert verdicts_page.PAGE.read_text() == verdicts_page.page()
 
 
-def test_the_page_has_a_section_for_each_kind() -> None:
-    """In the order of the code, and each with its cause, an example and what to do."""
-    sections = re.findall(r"^## (\w+)\n(.*?)(?=^## )", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    kinds = [kind for kind, _ in sections if kind in KINDS]
-    assert kinds == list(KINDS)
-    for kind, text in sections:
-        if kind in KINDS:
-            assert re.findall(r"^\*\*(\w+)\.\*\*", text, re.MULTILINE) == ["Cause", "Example", "Fix"], kind
-
-
-def cell(words: Words, kind: str) -> str:
-    """Whether an adapter can report a kind, and under which condition."""
-    return words.only.get(kind, "yes") if kind in words.kinds else "no"
-
-
-def test_the_table_of_checks_is_what_adapters_declare() -> None:
-    """The page's table of checks has each kind and each adapter, with the condition where there is one."""
-    head = "| |" + "".join(f" {words.framework} |" for words in WORDS.values())
-    rows = [head, "|---" * (len(WORDS) + 1) + "|"]
-    for kind in KINDS:
-        cells = "".join(f" {cell(words, kind)} |" for words in WORDS.values())
-        rows.append(f"| [`{kind}`](#{kind.lower()}) |{cells}")
-    table = "\n".join(rows)
-    page = PAGE.read_text()
-    if WRITES:
-        page = re.sub(r"^\| \|.*?\n(?=\n)", lambda _: f"{table}\n", page, count=1, flags=re.MULTILINE | re.DOTALL)
-        PAGE.write_text(page)
-    assert table in page
-
-
-def has_table(page: Path, head: str, rows: str) -> bool:
-    """Whether a page has a table, which is written there first if that is asked for."""
-    text, head = page.read_text(), f"{head}\n{'|---' * head.count(' | ')}|---|\n"
-    if WRITES:
-        text = re.sub(rf"{re.escape(head)}(?:\|.*\n)*", lambda _: head + rows, text)
-        page.write_text(text)
-    return f"\n{head}{rows}\n" in text
-
-
-def test_the_page_has_the_table_of_kinds() -> None:
-    """The page's first table has each kind with its meaning and its default."""
-    rows = "".join(
-        f"| [`{kind.name}`](#{kind.name.lower()}) | {kind.meaning} | {kind.default} |\n" for kind in KINDS.values()
-    )
-    assert has_table(PAGE, "| verdict | meaning | default |", rows)
+def test_each_section_of_the_page_begins_with_a_golden_message() -> None:
+    """In the order of the code; below the message, the cause and what to do."""
+    golden = "\n".join(file.read_text() for file in sorted(MESSAGES.glob("*.txt")))
+    sections = re.findall(r"^## (\w+)\n(.*?)(?=^## )", verdicts_page.PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    texts = {kind: text for kind, text in sections if kind in KINDS}
+    assert list(texts) == list(KINDS)
+    for kind, text in texts.items():
+        before, message, below = text.split("```")
+        assert len(before.strip().splitlines()) < 3
+        assert message.startswith(f"\ncountoff: {kind}: ")
+        assert message in golden
+        assert re.findall(r"^\*\*(\w+)\.\*\*", below, re.MULTILINE) == ["Cause", "Fix"], kind
 
 
 def test_how_it_works_has_the_table_of_levels() -> None:
@@ -166,7 +100,11 @@ def test_how_it_works_has_the_table_of_levels() -> None:
         f"| {', '.join(kinds)} | `{level}` | {', '.join(f'`{each}`' for each in accepts)} |\n"
         for (level, accepts), kinds in alike.items()
     )
-    assert has_table(ROOT / "docs" / "how-it-works.md", "| kind | default | accepts |", rows)
+    head = "| kind | default | accepts |\n|---|---|---|\n"
+    page = ROOT / "docs" / "how-it-works.md"
+    if WRITES:
+        page.write_text(re.sub(rf"{re.escape(head)}(?:\|.*\n)*", lambda _: head + rows, page.read_text()))
+    assert f"\n{head}{rows}\n" in page.read_text()
 
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

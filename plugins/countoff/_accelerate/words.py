@@ -110,7 +110,6 @@ WORDS = Words(
         **EVEN,
         "DuplicateData": "loaders that are not sharded",
         "NotReadOnce": "map-style datasets",
-        "WeightsDiffer": "with `weights_every=`, or after a step by gradients of `no_sync()`",
         "ShortRun": "with `epochs=`",
         "WrongTotal": "with gradient accumulation",
         "WrongHorizon": "prepared schedulers",

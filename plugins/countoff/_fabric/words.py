@@ -59,7 +59,7 @@ WORDS = Words(
         "NotReadOnce": "map-style datasets",
         "PeersDiffer": "with a mesh",
         "ResumeMismatch": "with `countoff.state_dict()` in the checkpoint",
-        "WeightsDiffer": "with `model=`, and `weights_every=` or a step by gradients of `no_sync()`",
+        "WeightsDiffer": "with `model=`",
         "ShortRun": "with `epochs=`",
         "WrongHorizon": "with `scheduler=` and `epochs=` or `max_steps=`",
     },

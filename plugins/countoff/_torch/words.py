@@ -44,7 +44,7 @@ WORDS = Words(
         "SplitLeak": "behind a DistributedSampler",
         "PeersDiffer": "with `mesh=`",
         "ResumeMismatch": "with `countoff.state_dict()`",
-        "WeightsDiffer": "with `model=`, and `weights_every=` or a step by gradients of `no_sync()`",
+        "WeightsDiffer": "with `model=`",
         "ShortRun": "with `epochs=`",
         "WrongHorizon": "with `scheduler=` and `epochs=` or `max_steps=`",
     },

@@ -76,7 +76,6 @@ WORDS = Words(
         "DuplicateData": "loaders that are not sharded",
         "NotReadOnce": "map-style datasets",
         "SplitLeak": "the first evaluation",
-        "WeightsDiffer": "with `weights_every=`, or after a step by gradients of `no_sync()`",
     },
     cannot={
         "RankMapError": _ONLY_DATA_RANKS,

@@ -1,7 +1,8 @@
 """The questions that countoff answers, one file each: what may be wrong, how it is found, and what to do about it.
 
 A file has the kinds of verdict that it finds (`VerdictKind`, with their causes and general remedies), what ranks
-compare, the comparison, and the sentence. `check.Check` says what a guard tells it. To add a question: write its file,
+compare, the comparison, and the sentence. The string below a kind is its text in docs/verdicts.md, which
+``python -m tests.verdicts_page`` writes. `check.Check` says what a guard tells it. To add a question: write its file,
 and add its kinds and its check to the two lists here.
 """
 

@@ -65,11 +65,21 @@ DUPLICATE_DATA = VerdictKind(
         ),
     },
 )
+"""**Cause.** Nothing divides the data; each rank draws its samples with the same seed; the share is computed from
+`LOCAL_RANK`; or each worker of one rank's loader yields all of an iterable dataset.
+
+**Fix.** Use a `DistributedSampler`, or every `world_size`-th sample of a stream. Draw random samples with
+`torch.Generator().manual_seed(1337 + rank)`. See [data identity](data-identity.md).
+"""
 PEERS_DIFFER = VerdictKind(
     "PeersDiffer",
     "ranks that share a dp_rank, and so must read the same data, read different data",
     causes={"": Cause("Ranks along tensor, pipeline and context parallel dims work on one batch together.")},
 )
+"""**Cause.** The data was sharded or seeded by rank, as by `DistributedSampler(dataset)` under tensor parallelism.
+
+**Fix.** Give the sampler the [dp_rank and the dp_degree](ranks.md), and seed random transforms by dp_rank.
+"""
 SAME_ORDER = VerdictKind(
     "SameOrder",
     "the sampler shuffles, but two epochs had the same order: `set_epoch` was not called",
@@ -81,6 +91,10 @@ SAME_ORDER = VerdictKind(
         )
     },
 )
+"""**Cause.** A loop over epochs without `set_epoch`. Where random transforms change the batches, it is not found.
+
+**Fix.** Call `loader.sampler.set_epoch(epoch)` before each epoch.
+"""
 
 
 class Sampling(NamedTuple):

@@ -35,6 +35,11 @@ TRUNCATED = VerdictKind(
     ends=False,
     causes={"": Cause(_BY_FRAMEWORK)},
 )
+"""**Cause.** Composer always ends all ranks with the shortest one, and countoff does so with `uneven_train="stop"` or
+`uneven_eval="stop"`. If the order of the data is the same in every epoch, what is left is never used.
+
+**Fix.** If the loss is small, do nothing. Otherwise [make the ranks even](uneven-data.md).
+"""
 REPEATED = VerdictKind(
     "Repeated",
     'with `uneven_train="repeat"`, a short rank repeated batches until the longest rank ran out of data',
@@ -48,6 +53,10 @@ REPEATED = VerdictKind(
         )
     },
 )
+"""**Cause.** A loader that ends first is begun again, so samples of short ranks count more than others.
+
+**Fix.** If few batches are repeated, do nothing. Otherwise [make the ranks even](uneven-data.md).
+"""
 
 
 class EvenCheck(Check):

@@ -27,6 +27,11 @@ WRONG_LENGTH = VerdictKind(
     default="warns, and shows the true totals",
     ends=False,
 )
+"""**Cause.** `len(loader)` counts the batches of all ranks, or is what the author of an iterable dataset wrote, such as
+`len(self.samples)` where `__iter__` yields one rank's share.
+
+**Fix.** Return one rank's share. In Lightning and Composer, `totals="fix"` sets a number that is proved.
+"""
 WRONG_TOTAL = VerdictKind(
     "WrongTotal",
     "the framework's total batch size counts each batch once per process (`split_batches`), or an epoch has more "
@@ -34,11 +39,27 @@ WRONG_TOTAL = VerdictKind(
     ends=False,
     causes={STEPS: _MORE, CUT_BATCHES: _MORE},
 )
+"""**Cause.** With `split_batches`, the processes share one batch of `per_device_train_batch_size` samples. The Trainer
+multiplies that number by the number of processes.
+
+**Fix.** Leave `split_batches` off, or go by countoff's totals.
+
+### More steps than the accumulation makes
+
+With Accelerate, an epoch may have more optimizer steps than `gradient_accumulation_steps` makes: a loop never calls
+`accumulate()`, or cuts its batches up inside of it, and Accelerate steps after each part of the last batch of a loader.
+Let the loader give the parts as its batches. In a loop of your own and in Fabric, this is not compared.
+"""
 NOT_DISTRIBUTED = VerdictKind(
     "NotDistributed",
     "several processes were launched, but the framework treats each as the only one",
     ends=False,
 )
+"""**Cause.** Under torchrun on a machine without GPUs, Accelerate does not use the other processes unless it is told
+to.
+
+**Fix.** Set `ACCELERATE_USE_CPU=true`.
+"""
 
 
 def judge_length(plan: BatchPlan, *, counted_by: str, consequences: str | None = None) -> Verdict | None:

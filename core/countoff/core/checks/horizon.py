@@ -31,6 +31,14 @@ WRONG_HORIZON = VerdictKind(
     "a learning-rate schedule ends before or after the run; the report shows at which step",
     ends=False,
 )
+"""**Cause.** The schedule was made for one epoch, or for batches instead of optimizer steps; it is stepped once per
+epoch, or once per process, as a prepared scheduler of Accelerate is; or a resume has not restored it.
+
+**Fix.** Make the schedule for the number of steps that the message gives. If the run ends before its schedule on
+purpose, ignore the warning.
+
+[Learning rates](learning-rates.md) has the cases, and what is never reported.
+"""
 _EARLY, _LATE = Fraction(2, 100), Fraction(10, 100)
 """Parts of the run by which a schedule may end before it, and after it, without a word."""
 _SMALL = 0.01

@@ -26,6 +26,12 @@ LATE_RANK = VerdictKind(
         )
     },
 )
+"""**Cause.** `COUNTOFF=0` or another script on that rank; a start that takes longer than `deadline_seconds` (60); a
+[slow name server](limits.md#a-slow-name-server). After "this rank trains on without comparing", the job's store did not
+answer that rank. After "nothing is compared", the store's process may open [too few files](limits.md#many-ranks).
+
+**Fix.** Turn countoff on everywhere. If ranks start minutes apart, raise `deadline_seconds`.
+"""
 
 
 def waits_for(ranks: Sequence[int]) -> Verdict:

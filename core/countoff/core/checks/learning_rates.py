@@ -74,6 +74,14 @@ LEARNING_RATE_MISMATCH = VerdictKind(
         ),
     },
 )
+"""**Cause.** The ranks' schedules have different lengths or first rates, one rank steps its scheduler more often, or a
+`ReduceLROnPlateau` goes by each rank's own loss.
+
+**Fix.** Make the schedule from numbers that all ranks have. Reduce a metric over all ranks before
+`scheduler.step(metric)`; in Lightning, log it with `sync_dist=True`.
+
+Only ranks are compared that are proven to hold the same parameters: see [Learning rates](learning-rates.md).
+"""
 
 
 class LearningRateCheck(Check):

@@ -128,6 +128,22 @@ LOST_RANK = VerdictKind(
         ),
     },
 )
+"""**Cause.** The message says which of these it was:
+
+- `raised …`: an exception of that rank, with the line of your code;
+- `is gone`: its process was killed, often for its memory, or crashed in native code;
+- `is stopped`: it has received SIGSTOP, for example from a debugger;
+- `left the job (sys.exit)`: it exited with code 0 while the others go on;
+- `host … does not answer`: the host has lost its power or its network, or its kernel has stopped;
+- `has ended its fit, and rank … has not`: it has no more collectives, where another rank has one;
+- `is a victim`: this rank has only lost its connection to a peer, and nothing shows which rank is lost;
+- `or whoever hosts the job's store is gone`, `has lost contact with the other ranks`: the store does not answer.
+
+**Fix.** Read that rank's own output. If it was killed, look for "Out of memory" in the host's `dmesg`, or for OOM in
+the scheduler's report.
+
+The job ends [once another rank needs that rank](how-it-works.md#when-a-rank-is-lost).
+"""
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,13 @@ NOT_READ_ONCE = VerdictKind(
         ),
     },
 )
+"""**Cause.** The ranks read their shares of different orders. Or `skip_first_batches` is called in each epoch, not only
+in the one in which the run resumes. What the plan repeats or leaves out to make the ranks even is no finding.
+
+**Fix.** Call `set_epoch` with the same epoch on every rank, and shuffle with the same seed.
+
+[Each sample once](data-identity.md#each-sample-once) says for which loaders this is known.
+"""
 LOOKED_AT = 1 << 16
 """Samples of which a rank tells at the end of an epoch whether it has read them, at most: a bit for each."""
 COUNTED = 1 << 21

@@ -159,6 +159,16 @@ PLAN_MISMATCH = VerdictKind(
         ),
     },
 )
+"""**Cause.** The message names each field that differs. `batches_per_epoch` is the length of the train loader,
+`proven_batches_per_epoch` what its sampler proves; a loop of your own may leave its loaders earlier, so neither is
+compared there. `position` is where a resumed run continues. Two differences are warnings, as they may be meant: the
+rows of a train dataset that a sampler divides, with that sampler's `shuffle` and seed; and the parameters of ranks that
+must hold the same model (their number, shapes and types, and which of them need a gradient).
+
+**Fix.** Read the value from one configuration, or let rank 0 choose the checkpoint and broadcast its path.
+
+Rows are not read, and models that no wrapper synchronises are not compared.
+"""
 
 
 class PlanCheck(Check):

@@ -33,6 +33,11 @@ RANK_MAP_ERROR = VerdictKind(
         )
     },
 )
+"""**Cause.** A sampler counts every rank of the world although some share their data, or a formula has a wrong factor.
+
+**Fix.** Compute the position from the mesh, or by `RankMap` where there is none: see [which rank reads which
+data](ranks.md).
+"""
 _LOADER_WHY = "The sampler counts the ranks of the world, or of a node, instead of those along the data dims."
 _LOADER_REMEDY = (
     "give the sampler the mesh's numbers: dp_rank, dp_degree = countoff.mesh.dp_position(mesh), then "

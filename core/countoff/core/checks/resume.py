@@ -95,6 +95,12 @@ RESUME_MISMATCH = VerdictKind(
         RECORD: Cause(remedy="nothing: only countoff reads this record, and the next checkpoint gets a new one."),
     },
 )
+"""**Cause.** The loop does not skip what was trained on, another epoch or batch or no scheduler was restored, or the
+number of ranks has changed.
+
+**Fix.** Restore [the position, the sampler's epoch and the
+scheduler](data-identity.md#a-resume-that-repeats-skips-or-jumps). If the change is meant, ignore the warning.
+"""
 _FROM_EPOCH_0 = "The run has begun with epoch 0 again, or nothing has set the sampler's epoch since the resume."
 UNREADABLE = KeyError, TypeError, ValueError, IndexError, AttributeError
 """What `ResumeRecord.from_json` raises of something that is no record."""

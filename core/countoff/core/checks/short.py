@@ -38,6 +38,15 @@ SHORT_RUN = VerdictKind(
         ),
     },
 )
+"""**Cause.** A trainer takes the end of its loader for the end of an epoch. A `StatefulDataLoader` that was saved in
+the last batch of an epoch has nothing left for the next one
+([torchdata#1437](https://github.com/meta-pytorch/data/issues/1437)). A dataset that keeps one iterator is empty after
+the first epoch. The exit code is 0, and the model is trained too little.
+
+**Fix.** Resume from another checkpoint. A dataset must begin again in each epoch.
+
+It is reported only where nothing else has ended the run, and torch's own samplers prove the length.
+"""
 
 
 @dataclass(frozen=True)

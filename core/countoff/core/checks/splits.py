@@ -34,6 +34,14 @@ SPLIT_LEAK = VerdictKind(
         )
     },
 )
+"""**Cause.** A random split without a seed, or with one of each rank, before the sampler or `prepare()`. No loss shows
+it.
+
+**Fix.** Give the split a seed. Do not trust the results of the run so far, nor a checkpoint that was chosen by them.
+
+It is found where a `Subset` or a `Dataset` of `datasets` stores the indices, and a sampler deals the train data out to
+all ranks. Up to 2048 rows are compared. A rank that evaluates with rows on which it trains itself is not reported.
+"""
 _NAMED = 3
 
 

@@ -32,6 +32,15 @@ STALLED = VerdictKind(
         ENDED: Cause(remedy=f"start at the line of the rank that is named first: the others waited for it.\n{_RAISE}"),
     },
 )
+"""**Cause.** A rank in its loader or in its own code keeps those in a collective waiting. If all are in a collective,
+one of them is in another one than the rest: look for a rank that is an epoch ahead.
+
+**Fix.** Start at the line of the rank that is named first, or raise `stall_seconds` (180) above pauses that are normal,
+such as that of a checkpoint.
+
+With `levels={"Stalled": "raise"}`, any longer pause ends the job. Outside of a fit, [`countoff
+run`](run.md#before-the-fit) reports stalls, and never ends the job.
+"""
 _PLACES = 4
 _KEEPS_WAITING = ((DOING["loader"],), (DOING["code"],), (DOING["collective"], FOR_NCCL))
 """What ranks do, beginning with those that keep the others waiting."""

@@ -57,6 +57,15 @@ STEP_MISMATCH = VerdictKind(
         ),
     },
 )
+"""**Cause.** A condition of one rank around `optimizer.step()`, such as its own loss; a gradient scaler that skips a
+step on one rank; an accumulation that starts one batch later on one rank.
+
+**Fix.** Decide on a value that all ranks have: all-reduce the loss before the condition.
+
+Different numbers of [micro-batches](data-identity.md#work-inside-a-batch) are right where each rank weights its losses
+by the samples. [Forward passes of a sharded model](data-identity.md#forward-passes-of-a-sharded-model) are collectives,
+also under `no_grad`: all ranks must run as many.
+"""
 
 
 class StepCheck(Check):

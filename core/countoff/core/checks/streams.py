@@ -47,12 +47,26 @@ DOUBLE_SHARDED = VerdictKind(
         ("", STREAMING), Cause("What a rank leaves out of its share, no other rank has: it is never read.")
     ),
 )
+"""**Cause.** The dataset or its sampler takes the rank's share (`split_dataset_by_node`, a `StreamingDataset`, a rank
+in your own sampler), and the framework or a `DistributedSampler` shards that again. The loss looks normal.
+
+**Fix.** Give the framework all of the data on every rank, or turn its sharding off, as by
+`Trainer(use_distributed_sampler=False)` in Lightning. See [data identity](data-identity.md#data-that-is-sharded-twice).
+
+Where nothing shows that a dataset is a share, `Countoff(dataset_size=…)` does: the samples of the whole dataset.
+"""
 STREAMS_DIFFER = VerdictKind(
     "StreamsDiffer",
     "the framework deals one stream out to the ranks, but the ranks' streams are not the same: ranks read some "
     "samples several times, and others never",
     causes={"": Cause(), LENGTHS: Cause()},
 )
+"""**Cause.** `shuffle(seed=rank)`, no seed at all, a generator that Accelerate does not synchronise (`rng_types`
+without `"generator"`), or a random split by another seed on each rank.
+
+**Fix.** Shuffle with the same seed on all ranks. With Accelerate, call `set_seed(seed)` without `device_specific`
+before you make the loader.
+"""
 _PARTS = 4
 _MOST_PARTS = 16
 _NOTHING = "-" * DIGEST

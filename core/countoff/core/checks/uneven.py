@@ -62,6 +62,13 @@ UNEVEN_BATCHES = VerdictKind(
         REPEAT: Cause(),
     },
 )
+"""**Cause.** The data was divided by files (7 files on 4 ranks), or by samples that do not divide by the number of
+ranks. Or one rank left its loop alone: a `break`, a limit, early stopping on its own loss. Or only some ranks evaluate.
+
+**Fix.** Use a `DistributedSampler` where the dataset is whole on every rank, and otherwise
+[`uneven_train="stop"`](uneven-data.md). If one rank decides to stop, all-reduce the flag first. If only some ranks are
+to evaluate: `uneven_eval="off"`; in a loop of your own, these ranks iterate the loader itself.
+"""
 
 
 class UnevenCheck(Check):

@@ -43,6 +43,11 @@ VERSION_MISMATCH = VerdictKind(
         ),
     },
 )
+"""**Cause.** One host still has the container of last week, or a variable of an old experiment in its profile.
+
+**Fix.** Start every host with the same image and the same variables. [What is compared](how-it-works.md#hosts) is a
+fixed list.
+"""
 _LIBRARIES: dict[str, tuple[str, str]] = {
     "NCCL": ("load", "NCCL"),
     "CUDA": ("have", "torch for CUDA"),

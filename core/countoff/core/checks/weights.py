@@ -57,6 +57,20 @@ WEIGHTS_DIFFER = VerdictKind(
         ),
     },
 )
+"""**Cause.** Something has changed a parameter, or has synchronised its gradient, on some ranks only: for example a
+checkpoint that rank 0 alone loads after the model was wrapped.
+
+**Fix.** Find it, and load a checkpoint from before it on all ranks. See [data
+identity](data-identity.md#weights-that-drift-apart).
+
+### Gradients that are not averaged
+
+Inside `no_sync()`, `DistributedDataParallel` averages no gradients: it is for all micro-batches of a step but the last.
+A condition that is shifted by one batch (`i % 4` for `(i + 1) % 4`), or a step after the last batch of an epoch, leaves
+each rank's own gradients in the step. After the first, second, fourth, eighth such step and so on, countoff compares
+the weights, once DDP has averaged gradients again. A DDP whose passes are all inside `no_sync()`, or that torch.compile
+compiles, is not checked.
+"""
 _DIGITS, _MOST_DIGESTS = 3, 300
 """Digits of the digest of a parameter, of 6 bits each, and how many a record has room for. Of a model with more
 parameters, each is of several."""

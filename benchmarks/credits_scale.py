@@ -63,7 +63,7 @@ def measure(world_size: int) -> tuple[Simulation, list[int]]:
     with Simulation(world_size) as simulation:
         simulation.call("introduce")
         simulation.count_off()
-        simulation.mark("fit", "_pass", "fit_start", "the fit")
+        simulation.sync_point("fit", "_pass", "fit_start", "the fit")
         for epoch in EPOCHS:
             progress(f"credits: {world_size} ranks, {epoch.policy}, look-ahead {epoch.lookahead}")
             run(simulation, epoch)
@@ -78,12 +78,12 @@ def run(simulation: Simulation, epoch: EvenEpoch) -> None:
     """Runs one epoch. Its loaders end when the batches that are counted are over and the look-ahead is full."""
     warm_up = epoch.lookahead  # the look-ahead is filled, which is not measured
     until = warm_up + _BATCHES
-    simulation.mark_of_one("train start", "train_start", epoch.number)
+    simulation.sync_point_of_one("train start", "train_start", epoch.number)
     simulation.call("begin_even", epoch.policy, epoch.lookahead, until + epoch.lookahead)
     train(simulation, epoch.name("warm-up"), warm_up)
     train(simulation, epoch.name(_GRANTS), until)
     train(simulation, epoch.name(_END), until + epoch.lookahead + 1)
-    simulation.mark(epoch.name(_CLOSING), "train_end", "exhausted")
+    simulation.sync_point(epoch.name(_CLOSING), "train_end", "exhausted")
 
 
 def train(simulation: Simulation, name: str, until: int) -> None:
@@ -180,6 +180,6 @@ def ends(measured: dict[int, tuple[Simulation, list[int]]]) -> Table:
             end, closing = (simulation.costs[epoch.name(what)] for what in (_END, _CLOSING))
             row: dict[str, Any] = {"policy": epoch.policy, "lookahead": epoch.lookahead, "ranks": size}
             row |= {"common end, operations per rank": end.total(0) / size, "host's CPU ms": end.host_seconds * 1e3}
-            row |= {"mark and roll call, operations per rank": closing.total(0) / size}
+            row |= {"sync point and roll call, operations per rank": closing.total(0) / size}
             rows.append(row | {"keys and entries left": left[place]})
     return Table("Credits: what the end of an even pass costs, and leaves in the store", rows)

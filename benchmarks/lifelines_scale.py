@@ -58,9 +58,9 @@ def measure(world_size: int) -> dict[str, Any]:
         received = 0.0
         here.send((lifelines.hub.port, lifelines.hub.nonce, list(others)))
         deadline = time.monotonic() + _SECONDS
-        while len(lifelines.standing) < len(others):
+        while len(lifelines.sockets) < len(others):
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{len(lifelines.standing)} of {len(others)} hosts have greeted rank 0")
+                raise TimeoutError(f"{len(lifelines.sockets)} of {len(others)} hosts have greeted rank 0")
             received += cost_of(lifelines, 1)
             time.sleep(LOOK_SECONDS / 20)
         looks = cost_of(lifelines, _LOOKS)

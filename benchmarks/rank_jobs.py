@@ -52,7 +52,7 @@ def guard_costs(repeats: int) -> Samples:
     `Guard.micro_batch()`.
 
     With more than one rank, also per `Guard.batch()` with its ticks. Each sample then holds one tick and is followed by
-    a pause, in which the speaker thread can run as it could during training.
+    a pause, in which the writer thread can run as it could during training.
     """
     world_size = int(os.environ["WORLD_SIZE"])
     if world_size > 1:

@@ -1,7 +1,8 @@
 """Measures what the protocol requests from the job's store with many ranks, on a real TCPStore.
 
 See `simulated` for what is simulated. For each number of ranks: operations, bytes and the CPU time of the store's host
-for a roll call, a mark, a tick and a heartbeat; the time from a mark until the last rank knows it; and how each grows.
+for a roll call, a sync point, a tick and a heartbeat; the time from a sync point until the last rank knows it; and how
+each grows.
 """
 
 import contextlib
@@ -22,8 +23,8 @@ from countoff.core.session.liveness.heartbeats import seconds_between
 from integration_tests.harness import _forkserver  # pyright: ignore[reportPrivateUsage]  (one for the whole process)
 
 _GROUPS = 4  # processes of simulated ranks, beside that of rank 0
-_PER_MARK, _ALL_AT_ONCE = "mark, one rank first", "mark, all ranks at once"
-_START, _SPAN, _TICK = "roll call at fit start", "mark and roll call at a span's end", "tick"
+_PER_SYNC_POINT, _ALL_AT_ONCE = "sync point, one rank first", "sync point, all ranks at once"
+_START, _SPAN, _TICK = "roll call at fit start", "sync point and roll call at a span's end", "tick"
 _MEETING, _INTRODUCTION = "rendezvous", "introduction"
 _HEARTBEAT, _EXIT = "heartbeat", "all exit without the fit's end"
 _PLAN_COUNTS = (4096, 16_384, 100_000)
@@ -67,7 +68,7 @@ class Simulation:
     Attributes:
         port: The store's port.
         costs: What each kind of event has cost.
-        latencies: Seconds from one rank's mark until the last rank knew.
+        latencies: Seconds from one rank's sync point until the last rank knew.
     """
 
     def __init__(self, world_size: int, group_process: Any = simulated.group_process, *more: Any) -> None:
@@ -139,16 +140,16 @@ class Simulation:
         with self.counting(name) as cost:
             self._add_seconds(cost, self.call(method, *arguments))
 
-    def mark(self, name: str, method: str, *arguments: Any) -> None:
-        """All ranks pass a mark at once, with all listeners waiting; returns when all records are gathered."""
+    def sync_point(self, name: str, method: str, *arguments: Any) -> None:
+        """All ranks pass a sync point at once, with all listeners waiting; returns when all records are gathered."""
         self.call("start_listener")
         with self.counting(name) as cost:
             self._add_seconds(cost, self.call("call", method, *arguments))
             self._add_seconds(cost, self.call("finish_polling"))
             self._add_seconds(cost, self.call("join_listener"))
 
-    def mark_of_one(self, name: str, method: str, *arguments: Any) -> None:
-        """One rank passes a mark, which wakes all listeners; the others pass it later."""
+    def sync_point_of_one(self, name: str, method: str, *arguments: Any) -> None:
+        """One rank passes a sync point, which wakes all listeners; the others pass it later."""
         self.call("start_listener")
         first, others = self._groups[1:2], [self._groups[0], *self._groups[2:]]
         with self.counting(name) as cost:
@@ -194,17 +195,17 @@ def measure(world_size: int, repeats: int) -> Simulation:
         simulation.measure(_MEETING, "meet", world_size)
         simulation.measure(_INTRODUCTION, "introduce")
         simulation.count_off()
-        simulation.mark(_ALL_AT_ONCE, "_pass", "fit_start", "the fit")
+        simulation.sync_point(_ALL_AT_ONCE, "_pass", "fit_start", "the fit")
         simulation.call("heartbeat")  # not measured: with the first one, rank 0 looks whether all have sent theirs
         for epoch in range(repeats):
             progress(f"scale: {world_size} ranks, round {epoch + 1} of {repeats}")
-            simulation.mark_of_one(_PER_MARK, "train_start", epoch)
+            simulation.sync_point_of_one(_PER_SYNC_POINT, "train_start", epoch)
             simulation.measure(_TICK, "batches", 64)
-            simulation.mark_of_one(_PER_MARK, "eval_start", "validation")
-            simulation.mark(_SPAN, "eval_end", "stopped")
-            simulation.mark(_ALL_AT_ONCE, "eval_start", "validation again")
-            simulation.mark(_SPAN, "eval_end", "stopped")
-            simulation.mark(_SPAN, "train_end", "stopped")
+            simulation.sync_point_of_one(_PER_SYNC_POINT, "eval_start", "validation")
+            simulation.sync_point(_SPAN, "eval_end", "stopped")
+            simulation.sync_point(_ALL_AT_ONCE, "eval_start", "validation again")
+            simulation.sync_point(_SPAN, "eval_end", "stopped")
+            simulation.sync_point(_SPAN, "train_end", "stopped")
             simulation.measure(_HEARTBEAT, "heartbeat")
         simulation.exit(_EXIT)
         verdicts = [verdict for of_group, _ in simulation.call("verdicts") for verdict in of_group]
@@ -240,7 +241,7 @@ def repeats_of(size: int) -> int:
 
 def costs(size: int, simulation: Simulation) -> Table:
     rows: list[dict[str, Any]] = []
-    for name in (_MEETING, _INTRODUCTION, _START, _ALL_AT_ONCE, _PER_MARK, _SPAN, _TICK, _HEARTBEAT, _EXIT):
+    for name in (_MEETING, _INTRODUCTION, _START, _ALL_AT_ONCE, _PER_SYNC_POINT, _SPAN, _TICK, _HEARTBEAT, _EXIT):
         cost = simulation.costs[name]
         row: dict[str, Any] = {"what": name, "ranks": size, "times": cost.times}
         row |= {"operations": round(cost.total(0)), "per rank": cost.total(0) / size}
@@ -286,10 +287,10 @@ def latencies(simulations: dict[int, Simulation]) -> Table:
     rows: list[dict[str, Any]] = []
     for size, simulation in simulations.items():
         low, middle, high = (value * 1e3 for value in quartiles(simulation.latencies))
-        row = {"ranks": size, "marks": len(simulation.latencies), "median ms": middle}
+        row = {"ranks": size, "sync points": len(simulation.latencies), "median ms": middle}
         rows.append(row | {"lower quartile": low, "upper quartile": high, "µs per rank": middle * 1e3 / size})
     return Table(
-        "Scale: from the moment at which one rank passes a mark until the last rank knows",
+        "Scale: from the moment at which one rank passes a sync point until the last rank knows",
         rows,
         [
             f"{_GROUPS + 1} connections wait in the store. Each fetches the entry for its ranks, one after the other, "

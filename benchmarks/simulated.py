@@ -1,10 +1,10 @@
 """Simulates many ranks in few processes: the real protocol code on a real TCPStore, with few connections, no training.
 
-Each simulated rank has its own `Guard`, `State`, `Speaker` and `RollCall`. These parts are simulated:
+Each simulated rank has its own `Guard`, `State`, `Writer` and `RollCall`. These parts are simulated:
 
 - The ranks of one process share two connections, and a client of the default store. Real ranks have these each.
-- One thread takes the turns of all their speakers. Real ranks have a thread each.
-- One listener thread waits in the store for all of them, and then makes the `wait` and the `get` of each rank.
+- One thread takes the turns of all their writers. Real ranks have a thread each.
+- One reader thread waits in the store for all of them, and then makes the `wait` and the `get` of each rank.
 - Eight neighbouring ranks report that they are on the same host.
 - At the start of a fit, a rank looks once for the answer when it has reported, and then when there is one. A real rank
   looks every few milliseconds at first, and less often later.
@@ -31,15 +31,15 @@ from countoff.core.session.store.channel import Channel, decode
 from countoff.core.session.store.rendezvous import Question, choose_place, keep_publishing, pause_since, publish
 from countoff.core.session.threads.even_pass import EvenPass
 from countoff.core.session.threads.roll_call import RollCall
-from countoff.core.session.threads.speaker import Speaker
+from countoff.core.session.threads.writer import Writer
 
 PREFIX = "countoff/0123456789ab/"  # as long as a real one
 GUARD = "0/"
 RANKS_PER_HOST = 8
 _KINDS = {
-    "log": "mark",
-    "passed": "mark",
-    "announced": "mark",
+    "log": "sync point",
+    "passed": "sync point",
+    "announced": "sync point",
     "plan": "roll call",
     "joined": "roll call",
     "span": "roll call",
@@ -83,7 +83,7 @@ class CountingStore:
 
     Args:
         store: The client.
-        waits: Whether a `get` waits for its key, as the listener's does: the host then gets a `wait` and a `get`.
+        waits: Whether a `get` waits for its key, as the reader's does: the host then gets a `wait` and a `get`.
 
     Attributes:
         credit_keys: All keys of credits that were in use.
@@ -174,7 +174,7 @@ def counting_channel(port: int, *, waits: bool = False) -> tuple[Channel, Counti
 class ThreadlessMember:
     """What a guard needs of `Member`, without threads."""
 
-    speaker: Speaker
+    writer: Writer
     failure: str = ""
 
     def close(self) -> None:
@@ -199,10 +199,10 @@ class SimulatedRank:
         self.rate = 0.1
         self.guard: Any = Guard(settings, rank=rank, world_size=world_size, learning_rates=lambda: [self.rate])
         self.state = self.guard.state
-        self.speaker = Speaker(self.state)
-        self.link = self.speaker.link
-        self.link.busy_since = 1.0  # the store is slow: marks do not wait, because there is no training that must
-        self.link.heartbeats.host = f"{rank // RANKS_PER_HOST:013d}-4026531836"  # as long as a real one
+        self.writer = Writer(self.state)
+        self.session = self.writer.session
+        self.session.busy_since = 1.0  # the store is slow: marks do not wait, because there is no training that must
+        self.session.heartbeats.host = f"{rank // RANKS_PER_HOST:013d}-4026531836"  # as long as a real one
         self.answered = threading.Event()
         self.even: EvenPass | None = None
         self.begun: tuple[RollCall, FitStart] | None = None
@@ -233,7 +233,7 @@ class SimulatedRank:
         """Tells the guard's checks that the fit begins, with a plan as Lightning's adapter makes it."""
         versions = {"python": "3.11.7", "torch": "2.13.0", "countoff": "0.5.0", "lightning": "2.6.6"}
         start = FitStart(plan, versions)
-        self.begun = self.guard.meet(ThreadlessMember(self.speaker), start), start
+        self.begun = self.guard.meet(ThreadlessMember(self.writer), start), start
         return self.begun
 
     def count_off(self) -> None:
@@ -244,21 +244,21 @@ class SimulatedRank:
     def turn(self, channel: Channel) -> bool:
         """Does all queued jobs, then polls; returns whether it must poll again."""
         part = channel.at(GUARD)
-        self.speaker.look(part)
+        self.writer.look(part)
         while not self.state.outbox.empty():  # what a look hands over too
-            self.speaker.turn(part)
-            self.speaker.look(part)
-        self.link.heartbeats.prune(channel)
-        return self.speaker.seconds_until_look is not None
+            self.writer.turn(part)
+            self.writer.look(part)
+        self.session.heartbeats.prune(channel)
+        return self.writer.seconds_until_look is not None
 
     def heartbeat(self, channel: Channel) -> None:
         """Sends a heartbeat, and looks at those of others."""
-        self.link.heartbeats.send(channel, self.link.read)
-        self.link.heartbeats.report_silence(channel.at(GUARD), self.state)
+        self.session.heartbeats.send(channel, self.session.read)
+        self.session.heartbeats.report_silence(channel.at(GUARD), self.state)
 
     def receive(self, channel: Channel, index: int) -> None:
-        """Waits for an entry of the log and receives it, as the listener does."""
-        self.link.receive(index, channel.wait(f"log/{index}"))
+        """Waits for an entry of the log and receives it, as the reader does."""
+        self.session.receive(index, channel.wait(f"log/{index}"))
 
 
 @dataclass
@@ -267,14 +267,14 @@ class RankGroup:
 
     ranks: list[SimulatedRank]
     port: int
-    speaker_channel: Channel = field(init=False)
-    listener_channel: Channel = field(init=False)
+    writer_channel: Channel = field(init=False)
+    reader_channel: Channel = field(init=False)
     _received_at: float = 0.0
-    _listener_thread: threading.Thread | None = None
+    _reader_thread: threading.Thread | None = None
 
     def __post_init__(self) -> None:
-        self.speaker_channel, self._speaker_store = counting_channel(self.port)
-        self.listener_channel, self._listener_store = counting_channel(self.port, waits=True)
+        self.writer_channel, self._writer_store = counting_channel(self.port)
+        self.reader_channel, self._reader_store = counting_channel(self.port, waits=True)
         client = TCPStore("127.0.0.1", self.port, is_master=False, wait_for_workers=False)
         self._default_store: Any = CountingDefaultStore(client)
 
@@ -299,81 +299,81 @@ class RankGroup:
     def introduce(self) -> None:
         """Every rank writes which host it is on."""
         for rank in self.ranks:
-            rank.link.heartbeats.introduce(self.speaker_channel)
+            rank.session.heartbeats.introduce(self.writer_channel)
 
     def count_off(self) -> None:
         """Every rank reports what its fit begins with, and looks once for the answer."""
         for rank in self.ranks:
             rank.count_off()
-            rank.turn(self.speaker_channel)
+            rank.turn(self.writer_channel)
 
     def finish_count_off(self) -> None:
-        """Takes the turns of all speakers until every rank has its answer."""
+        """Takes the turns of all writers until every rank has its answer."""
         self.finish_polling()
         if not all(rank.answered.is_set() for rank in self.ranks):
             raise RuntimeError("a simulated rank got no answer to its plan")
 
     def finish_polling(self) -> None:
-        """Takes the turns of all speakers until none has anything left to poll, such as an open roll call."""
+        """Takes the turns of all writers until none has anything left to poll, such as an open roll call."""
         due = [(0.0, place) for place in range(len(self.ranks))]
         while due:
             at, place = heapq.heappop(due)
             time.sleep(max(0.0, at - time.monotonic()))
             rank = self.ranks[place]
-            if rank.turn(self.speaker_channel):
-                pause = rank.speaker.seconds_until_look or 0.0
+            if rank.turn(self.writer_channel):
+                pause = rank.writer.seconds_until_look or 0.0
                 heapq.heappush(due, (time.monotonic() + pause, place))
 
     def heartbeat(self) -> None:
         """Every rank sends one heartbeat."""
         for rank in self.ranks:
-            rank.heartbeat(self.speaker_channel)
+            rank.heartbeat(self.writer_channel)
 
-    def start_listener(self) -> None:
+    def start_reader(self) -> None:
         """Starts a thread that waits in the store for the next entry and receives it for each rank."""
-        index = self.ranks[0].link.read
-        self._listener_thread = threading.Thread(target=self._listen, args=[index], name="listener")
-        self._listener_thread.start()
+        index = self.ranks[0].session.read
+        self._reader_thread = threading.Thread(target=self._listen, args=[index], name="reader")
+        self._reader_thread.start()
 
     def _listen(self, index: int) -> None:
         for rank in self.ranks:
-            rank.receive(self.listener_channel, index)
+            rank.receive(self.reader_channel, index)
         self._received_at = time.monotonic()
 
-    def join_listener(self) -> float:
-        """Waits for the listener; returns when the last rank knew, by `time.monotonic()`."""
-        if self._listener_thread is not None:
-            self._listener_thread.join()
+    def join_reader(self) -> float:
+        """Waits for the reader; returns when the last rank knew, by `time.monotonic()`."""
+        if self._reader_thread is not None:
+            self._reader_thread.join()
         return self._received_at
 
     def call(self, method: str, *arguments: Any) -> float:
-        """Every rank passes a mark (a method of its guard), then writes it; returns when the first one began."""
+        """Every rank passes a sync point (a method of its guard), then writes it; returns when the first one began."""
         began = time.monotonic()
         for rank in self.ranks:
             getattr(rank.guard, method)(*arguments)
         for rank in self.ranks:
-            rank.turn(self.speaker_channel)
+            rank.turn(self.writer_channel)
         return began
 
     def call_first(self, method: str, *arguments: Any) -> float:
-        """Only the first rank passes a mark; returns when it began."""
+        """Only the first rank passes a sync point; returns when it began."""
         began = time.monotonic()
         getattr(self.ranks[0].guard, method)(*arguments)
-        self.ranks[0].turn(self.speaker_channel)
+        self.ranks[0].turn(self.writer_channel)
         return began
 
     def call_others(self, method: str, *arguments: Any) -> None:
-        """All ranks but the first pass the mark that the first one has passed."""
+        """All ranks but the first pass the sync point that the first one has passed."""
         for rank in self.ranks[1:]:
             getattr(rank.guard, method)(*arguments)
-            rank.turn(self.speaker_channel)
+            rank.turn(self.writer_channel)
 
     def batches(self, count: int) -> None:
         """Every rank starts `count` batches and writes what is due."""
         for rank in self.ranks:
             for _ in range(count):
                 rank.guard.batch()
-            rank.turn(self.speaker_channel)
+            rank.turn(self.writer_channel)
 
     def begin_even(self, policy: Literal["stop", "repeat"], lookahead: int, batches: int) -> None:
         """Every rank's open train epoch becomes an even pass."""
@@ -388,36 +388,36 @@ class RankGroup:
         """
         done = [rank.train(until) for rank in self.ranks]
         for rank in self.ranks:
-            rank.turn(self.speaker_channel)
-        return all(done), max(rank.link.read for rank in self.ranks)
+            rank.turn(self.writer_channel)
+        return all(done), max(rank.session.read for rank in self.ranks)
 
     def receive_until(self, length: int) -> None:
-        """Every rank receives the log up to that length, as its listener does."""
+        """Every rank receives the log up to that length, as its reader does."""
         for rank in self.ranks:
-            while rank.link.read < length:
-                rank.receive(self.listener_channel, rank.link.read)
+            while rank.session.read < length:
+                rank.receive(self.reader_channel, rank.session.read)
 
     def forget_until(self, length: int) -> None:
         """Rank 0 removes the log up to that length, as it does once the heartbeats say that all ranks have read it."""
         if self.ranks[0].state.rank == 0:
-            heartbeats = self.ranks[0].link.heartbeats
+            heartbeats = self.ranks[0].session.heartbeats
             heartbeats.all_have_read(length)
-            heartbeats.prune(self.speaker_channel)
+            heartbeats.prune(self.writer_channel)
 
     def credit_keys(self) -> set[str]:
         """Returns all keys of credits that these ranks have used."""
-        return self._speaker_store.credit_keys
+        return self._writer_store.credit_keys
 
     def exit(self) -> None:
-        """All ranks exit without having ended the fit, so their goodbyes must end the listeners' waits."""
+        """All ranks exit without having ended the fit, so their goodbyes must end the readers' waits."""
         for rank in self.ranks:  # at the same moment: none knows yet that another one leaves
-            rank.speaker.say_goodbye()
+            rank.writer.say_goodbye()
         for rank in self.ranks:
-            rank.turn(self.speaker_channel)
+            rank.turn(self.writer_channel)
 
     def take(self) -> Counts:
         """Returns what this process has sent and received since the last call."""
-        stores = self._speaker_store, self._listener_store, self._default_store.counting
+        stores = self._writer_store, self._reader_store, self._default_store.counting
         return added(*(store.take() for store in stores))
 
     def verdicts(self) -> list[str]:

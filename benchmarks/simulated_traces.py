@@ -116,13 +116,13 @@ class TracedGroup(simulated.RankGroup):
             rank.begin(plan)
             self._turn_writer(rank)
 
-    def mark(self, at: float, method: str, *arguments: Any) -> None:
-        """Every rank passes a mark at a time, a few milliseconds from the others."""
+    def sync_point(self, at: float, method: str, *arguments: Any) -> None:
+        """Every rank passes a sync point at a time, a few milliseconds from the others."""
         for rank in self.ranks:
             self._enter(rank, at + 0.001 * (rank.state.rank * 7 % 13))
             getattr(rank.guard, method)(*arguments)
             self._turn_writer(rank)
-            rank.turn(self.speaker_channel)
+            rank.turn(self.writer_channel)
 
     def run(self, begin: float, seconds: float, epoch: int, epochs: int, evaluation: bool) -> None:
         """Every rank reads batches for so long."""
@@ -161,7 +161,7 @@ class TracedGroup(simulated.RankGroup):
         for rank in self.ranks:
             self._enter(rank, at)
             rank.guard.fit_end()
-            rank.turn(self.speaker_channel)
+            rank.turn(self.writer_channel)
         for rank in self.ranks:
             self._enter(rank, at + 0.1)
             rank.guard.close()
@@ -201,15 +201,15 @@ def write(directory: Path, ranks: int, epochs: int) -> int:
         simulation.call("introduce")
         simulation.call("begin_traces", epochs)
         simulation.count_off()
-        simulation.call("mark", 1.0, "_pass", "fit_start", "the fit")
+        simulation.call("sync point", 1.0, "_pass", "fit_start", "the fit")
         for epoch in range(epochs):
             begin = 1.0 + epoch * _CYCLE_SECONDS
             trained = begin + _CHECKPOINT_SECONDS + _EPOCH_SECONDS
-            simulation.call("mark", begin, "train_start", epoch)
+            simulation.call("sync point", begin, "train_start", epoch)
             simulation.call("pause", begin, _CHECKPOINT_SECONDS)
             simulation.call("run", begin + _CHECKPOINT_SECONDS, _EPOCH_SECONDS, epoch, epochs, False)
             _close(simulation, trained, "train_end")
-            simulation.call("mark", trained, "eval_start", "validation")
+            simulation.call("sync point", trained, "eval_start", "validation")
             simulation.call("run", trained, _EVALUATION_SECONDS, epoch, epochs, True)
             _close(simulation, begin + _CYCLE_SECONDS, "eval_end")
         simulation.call("end", 1.0 + epochs * _CYCLE_SECONDS)
@@ -221,5 +221,5 @@ def write(directory: Path, ranks: int, epochs: int) -> int:
 
 def _close(simulation: Simulation, at: float, method: str) -> None:
     """All ranks close a span, and rank 0 gathers when each did."""
-    simulation.call("mark", at, method, "exhausted")
+    simulation.call("sync point", at, method, "exhausted")
     simulation.call("finish_polling")

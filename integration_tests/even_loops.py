@@ -332,13 +332,13 @@ def paced(lookaheads: Sequence[int]) -> list[int]:
     return counts
 
 
-def without_listener(lengths: Sequence[int]) -> int:
-    """Batches that this rank takes if the listener of rank 0 cannot connect before the loop has ended."""
+def without_reader(lengths: Sequence[int]) -> int:
+    """Batches that this rank takes if the reader of rank 0 cannot connect before the loop has ended."""
     dist.init_process_group("gloo")
     ended, connect = threading.Event(), ProcessThreads._connect
 
     def late(self: ProcessThreads) -> Channel:
-        if own_rank() == 0 and threading.current_thread() is self.listener:
+        if own_rank() == 0 and threading.current_thread() is self.reader:
             ended.wait()
         return connect(self)
 

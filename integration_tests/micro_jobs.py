@@ -358,7 +358,7 @@ def found_at_two_ticks() -> list[str]:
     guard.fit_start(FitPlan())
     guard.train_start(0)
     member: Any = guard.member
-    speaker = member.speaker
+    writer = member.writer
 
     def train(batches: Sequence[int]) -> None:
         for batch in batches:
@@ -367,25 +367,25 @@ def found_at_two_ticks() -> list[str]:
                 guard.micro_batch()
             guard.step()
 
-    def wait_for_the_speaker() -> None:
+    def wait_for_the_writer() -> None:
         done = threading.Event()
-        speaker.hand(lambda _: done.set())
+        writer.submit(lambda _: done.set())
         assert done.wait(20)
 
     if own_rank() == 0:
         train(range(1, 9))
-        wait_for_the_speaker()
+        wait_for_the_writer()
         dist.barrier()
         dist.barrier()
         train(range(9, 11))
     else:
         dist.barrier()
         busy = threading.Event()
-        speaker.hand(lambda _: busy.wait(20))
+        writer.submit(lambda _: busy.wait(20))
         train(range(1, 11))
         claimed = threading.Event()
-        speaker.hand(lambda _: claimed.set())
-        speaker.hand(lambda _: wait_for_notice(guard))
+        writer.submit(lambda _: claimed.set())
+        writer.submit(lambda _: wait_for_notice(guard))
         busy.set()
         assert claimed.wait(20)
         dist.barrier()

@@ -32,7 +32,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from countoff.core.words import count_of
+from countoff.core.messages import count_of
 from integration_tests import accelerate_jobs, composer_jobs, devices, jobs
 from integration_tests.constants import taken
 from integration_tests.devices import DeviceError, choose_device

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from countoff.core import DivergenceError, Finding
-from countoff.core.alerts.telling import TELL_SECONDS
+from countoff.core.alerts.alerts import NOTIFY_SECONDS
 from countoff.core.ending.shutdown import PRINT_SECONDS
 from countoff.torch import Countoff
 from integration_tests import constants, devices, loops
@@ -197,7 +197,7 @@ def test_what_a_receiver_does_changes_no_end(run_ranks, tmp_path, answer):
         env = environment(tmp_path, f"json://me:{SECRET}@{place}")
         results = run_ranks(time_the_end, 2, expect=None, env=env)
     slack = 5.0
-    assert max(result.value for result in results) < PRINT_SECONDS + TELL_SECONDS + slack, results
+    assert max(result.value for result in results) < PRINT_SECONDS + NOTIFY_SECONDS + slack, results
     assert_no_secret(results, tmp_path)
 
 

@@ -14,7 +14,7 @@ from integration_tests.jobs import verdict_lines
 
 
 def test_the_benchmark_counts_every_operation_of_the_store(tmp_path, capsys):
-    """Eight simulated ranks pass their marks on a real store, and each operation is in the table."""
+    """Eight simulated ranks pass their sync points on a real store, and each operation is in the table."""
     tables = report(scale.tables(quick=True, sizes=[8]), tmp_path / "found.json")
     costs = {row["what"]: row for row in tables[0].rows}
     assert costs["tick"]["operations"] == 8 + 1  # one compare-and-set of each rank; the first one deletes an old record
@@ -32,7 +32,7 @@ def test_credits_have_three_operations_per_block_and_leave_nothing():
     for row, epoch in zip(table.rows, credits_scale.EPOCHS, strict=False):  # the last one is in no row
         counts = {what: count for what, (count, *_) in simulation.costs[epoch.name("batches")].counts.items()}
         blocks = 32 // row["batches of a block"]
-        # One `add`, then the listener's `wait` and `get`, or the compare-and-set by which a rank writes a grant: the
+        # One `add`, then the reader's `wait` and `get`, or the compare-and-set by which a rank writes a grant: the
         # one that comes second reads the other one's by it. And each grant is removed once.
         writes = counts["mark: compare_set"]
         assert counts["credits: add"] == counts["mark: wait"] + writes == 8 * blocks

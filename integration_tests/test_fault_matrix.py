@@ -11,7 +11,7 @@ from countoff.core.session.threads.watchdog import _ABORTED
 from integration_tests.faults.cases import CANNOT, CASES
 from integration_tests.faults.matrix import Row, judge, run_cell
 from integration_tests.harness import RankResult
-from tests.adapters import WORDS
+from tests.adapters import MESSAGES
 
 PLAIN = [(name, "torch", 2) for name, case in CASES.items() if case.least_ranks <= 2 and name not in CANNOT["torch"]]
 # What the frameworks' own tests leave out.
@@ -75,7 +75,7 @@ def test_what_the_matrix_proves_is_what_adapters_declare():
         for name, case in CASES.items()
         if name not in CANNOT[adapter]
     }
-    assert {(adapter, kind) for adapter, kind in due if kind and kind not in WORDS[adapter].kinds} == set()
+    assert {(adapter, kind) for adapter, kind in due if kind and kind not in MESSAGES[adapter].kinds} == set()
 
 
 def test_a_job_that_ends_as_it_should_is_right():

@@ -125,7 +125,7 @@ def test_training_does_not_wait_for_a_slow_store(run_ranks):
         job = Job(train=[8, 8], before=pace, trainer={"max_epochs": 12})
         results = run_ranks(timed_fit, 2, job, env=env, while_running=delay, deadline_seconds=60)
     for result in results:
-        # 24 marks and as many gatherings were passed; had one in ten waited for its answer, this would not hold.
+        # 24 sync points and as many gatherings were passed; had one in ten waited for its answer, this would not hold.
         assert result.value["seconds"] < 12 * 8 * 4 * 0.01 + 8, result
         assert verdict_lines(result) == []
 
@@ -255,7 +255,7 @@ def leftovers_of_a_slow_connection() -> tuple[int, int, int]:
 
     def late(self: ProcessThreads) -> Channel:
         channel = connect(self)
-        if threading.current_thread() is self.listener:
+        if threading.current_thread() is self.reader:
             self.closing.wait()
             time.sleep(0.5)  # a name server that is slow
         return channel

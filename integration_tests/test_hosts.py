@@ -15,8 +15,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from countoff.core.messages import names_of
 from countoff.core.session.liveness import lifelines
-from countoff.core.words import names_of
 from countoff.torch import Countoff
 from integration_tests import loops
 from integration_tests.constants import environment
@@ -56,7 +56,7 @@ def _is_watched(own: lifelines.Lifelines) -> bool:
     rank, per_host = own_rank(), int(os.environ["LOCAL_WORLD_SIZE"])
     if rank == 0:
         return len(own.known_hosts) == 4 // per_host - 1
-    stands = 0 in own.standing or not own._is_hosts_first()
+    stands = 0 in own.sockets or not own._is_hosts_first()
     return rank < per_host or (stands and own.hub is not None and bool(own.hub.ranks))
 
 

@@ -123,7 +123,7 @@ def exits_alone() -> None:
         for number, _ in enumerate(countoff.train(loader), start=1):
             if own_rank() == 1 and number == 3:
                 sys.exit(0)
-            if number > 3:  # without rank 1 no collective would ever end: only its mark shows it
+            if number > 3:  # without rank 1 no collective would ever end: only its sync point shows it
                 countoff.guard.state.ended.wait(10)
 
 
@@ -271,7 +271,7 @@ def begins_several(way: str) -> None:
 
 def test_the_guards_of_a_process_share_their_threads(run_ranks):
     """There are three threads for any number of guards of the same ranks, and none once the last one has ended."""
-    three = ["countoff listener", "countoff speaker", "countoff watchdog"]
+    three = ["countoff reader", "countoff writer", "countoff watchdog"]
     results = run_ranks(has_many_guards, 2)
     assert [result.value for result in results] == [(three, [5] * 7, three, [])] * 2, results
     assert not any(verdict_lines(result) for result in results), results
@@ -352,7 +352,7 @@ def ends_in_every_way() -> tuple[Any, ...]:
     with contextlib.suppress(PlanMismatch):
         Countoff(batch_size=3 + own_rank()).start()
     for thread in threading.enumerate():
-        if thread.name in ("countoff listener", "countoff speaker"):
+        if thread.name in ("countoff reader", "countoff writer"):
             thread.join(5)
     found.append(set(threads()))
     with Countoff() as countoff:

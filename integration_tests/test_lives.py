@@ -69,7 +69,7 @@ def outlasts_the_longest_wait(options: dict[str, Any]) -> int:
 
 
 def test_a_wait_that_is_over_begins_again(run_ranks):
-    """An epoch without a mark may last longer than the longest wait for one."""
+    """An epoch without a sync point may last longer than the longest wait for one."""
     for options in ({}, {"uneven_train": "stop"}):
         results = run_ranks(outlasts_the_longest_wait, 2, options)
         assert [result.value for result in results] == [10, 10]

@@ -34,7 +34,7 @@ def test_the_rest_of_the_zoo(family, tmp_path):
 def test_lines_of_countoff():
     """A line counts if countoff has printed it or if it names countoff, but for places in stacks and for late ranks."""
     stack = '  File "/site-packages/countoff/torch.py", line 3, in train'
-    thread = "Exception in thread countoff-listener:"
+    thread = "Exception in thread countoff-reader:"
     late = ["[rank 0] countoff: LateRank: rank 1 has not counted off", "[rank 0]   more: countoff explain LateRank"]
     said = ["[rank 1] countoff: Stalled: no progress", "[rank 1]   why: nobody knows", thread]
     assert lines_of_countoff("\n".join(["[rank1]: of torch", "ValueError: 3", stack, *late, *said])) == said

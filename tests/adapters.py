@@ -3,17 +3,17 @@
 from collections.abc import Mapping
 from typing import Final
 
-from countoff._accelerate.words import WORDS as ACCELERATE
-from countoff._adapter.words import Words
-from countoff._composer.words import WORDS as COMPOSER
-from countoff._fabric.words import WORDS as FABRIC
-from countoff._lightning.words import WORDS as LIGHTNING
-from countoff._lingua.words import WORDS as LINGUA
-from countoff._torch.words import WORDS as TORCH
-from countoff._torchtitan.words import WORDS as TORCHTITAN
-from countoff._transformers.words import WORDS as TRANSFORMERS
+from countoff._accelerate.messages import MESSAGES as ACCELERATE
+from countoff._adapter.messages import Messages
+from countoff._composer.messages import MESSAGES as COMPOSER
+from countoff._fabric.messages import MESSAGES as FABRIC
+from countoff._lightning.messages import MESSAGES as LIGHTNING
+from countoff._lingua.messages import MESSAGES as LINGUA
+from countoff._torch.messages import MESSAGES as TORCH
+from countoff._torchtitan.messages import MESSAGES as TORCHTITAN
+from countoff._transformers.messages import MESSAGES as TRANSFORMERS
 
-WORDS: Final[Mapping[str, Words]] = {
+MESSAGES: Final[Mapping[str, Messages]] = {
     "torch": TORCH,
     "accelerate": ACCELERATE,
     "transformers": TRANSFORMERS,

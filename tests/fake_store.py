@@ -1,4 +1,4 @@
-"""A store in memory and a speaker on it, for tests that start no thread and open no connection."""
+"""A store in memory and a writer on it, for tests that start no thread and open no connection."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from countoff.core.session.state import State
 from countoff.core.session.store.channel import Channel, decode, encode
 from countoff.core.session.store.gathering import Pollable
-from countoff.core.session.threads.speaker import Job, Speaker
+from countoff.core.session.threads.writer import Job, Writer
 
 
 class FakeStore(Channel):
@@ -26,7 +26,7 @@ class FakeStore(Channel):
     def set(self, key: str, record: Mapping[str, Any]) -> None:
         self.values[key] = encode(record).encode()
 
-    def claim(self, key: str, record: Mapping[str, Any]) -> dict[str, Any]:
+    def compare_and_set(self, key: str, record: Mapping[str, Any]) -> dict[str, Any]:
         return decode(self.values.setdefault(key, encode(record).encode()))
 
     def has(self, *keys: str) -> bool:
@@ -62,7 +62,7 @@ class FakeStore(Channel):
         self.values.pop(key, None)
 
 
-class FakeSpeaker(Speaker):
+class FakeWriter(Writer):
     """Runs each job at once, on the calling thread. Actions stay in the outbox of the state, where a test reads them.
 
     Attributes:
@@ -75,7 +75,7 @@ class FakeSpeaker(Speaker):
         self.store = store
         self.pollables: list[Pollable] = []
 
-    def hand(self, job: Job | None) -> None:
+    def submit(self, job: Job | None) -> None:
         if job is not None:
             job(self.store)
 

@@ -1,6 +1,6 @@
-"""Simulated ranks: the real guard, log view, speaker and roll call of each, moved by hand over a store in memory.
+"""Simulated ranks: the real guard, log view, writer and roll call of each, moved by hand over a store in memory.
 
-A rank has three actors, as in a process: its training loop, its speaker and its listener. `play` moves each of them at
+A rank has three actors, as in a process: its training loop, its writer and its reader. `play` moves each of them at
 a pace of its own, so entries of the log reach every rank in order but after a random delay.
 """
 
@@ -132,8 +132,8 @@ class Rank:
         self.state = self.guard.state
         self.state.printed.set()  # a failure waits for the printed table
         self.member = Member(self.state)  # never started: no thread, no connection
-        self.speaker = self.member.speaker
-        self.speaker.link.busy_since = 1.0  # the store is slow: marks do not wait for it
+        self.writer = self.member.writer
+        self.writer.session.busy_since = 1.0  # the store is slow: marks do not wait for it
         self.store = store
         self.taken: list[list[int]] = []
         self.begun_again: list[int] = []
@@ -147,7 +147,7 @@ class Rank:
         self._chance = None if self.program.reader is None else random.Random(self.program.reader)
         self._synced = job.synced
         self._script = self._run()
-        self.speaker.hand(self.speaker.link.heartbeats.introduce)
+        self.writer.submit(self.writer.session.heartbeats.introduce)
 
     def train(self, ranks: Sequence["Rank"]) -> bool:
         """Makes one step in the training loop, unless a verdict has ended it or a collective waits for other ranks.
@@ -167,25 +167,25 @@ class Rank:
         self.collectives += self._blocked
         return did != WAITS
 
-    def run_speaker(self) -> bool:
-        """Runs one turn of the speaker; whether it made progress."""
-        speaker, pending = self.speaker, len(self.speaker.pending)
+    def run_writer(self) -> bool:
+        """Runs one turn of the writer; whether it made progress."""
+        writer, pending = self.writer, len(self.writer.pending)
         queued = not self.state.outbox.empty()
         self._turns += 1
         heartbeat_due = self._turns % _TURNS_PER_HEARTBEAT == 1
         if not (queued or pending or heartbeat_due):
             return False
-        speaker.turn(self.store)
-        speaker.look(self.store)
+        writer.turn(self.store)
+        writer.look(self.store)
         if heartbeat_due:
-            speaker.link.heartbeats.send(self.store, speaker.link.passed)
-            speaker.link.heartbeats.report_silence(self.store, self.state)
-        speaker.link.heartbeats.prune(self.store)
-        return queued or len(speaker.pending) != pending
+            writer.session.heartbeats.send(self.store, writer.session.passed)
+            writer.session.heartbeats.report_silence(self.store, self.state)
+        writer.session.heartbeats.prune(self.store)
+        return queued or len(writer.pending) != pending
 
-    def run_listener(self) -> bool:
+    def run_reader(self) -> bool:
         """Receives the next entry of the log; whether there was one."""
-        line = self.speaker.link
+        line = self.writer.session
         index = line.read
         if self.state.end is not None or not self.store.has(f"log/{index}"):
             return False
@@ -335,7 +335,7 @@ def _play(job: Job, seed: int) -> list[Rank]:
     store, chance = FakeStore(), random.Random(seed)
     ranks = [Rank(job, rank, store) for rank in range(len(job.programs))]
     actors = [
-        actor for rank in ranks for actor in (lambda rank=rank: rank.train(ranks), rank.run_speaker, rank.run_listener)
+        actor for rank in ranks for actor in (lambda rank=rank: rank.train(ranks), rank.run_writer, rank.run_reader)
     ]
     pace = [chance.choice((1, 30, 1000)) for _ in actors]
     moving = True

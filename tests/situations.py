@@ -52,16 +52,16 @@ from countoff.core.ending.table import publish_table, with_table
 from countoff.core.levels import effect
 from countoff.core.protocol.counters import SpanCounters, UnusedBatches
 from countoff.core.protocol.fit_records import SchedulePlan, SharedModel
-from countoff.core.protocol.records import FitPlan, Mark, MicroCounts, verdict_entry
+from countoff.core.protocol.records import FitPlan, MicroCounts, SyncPoint, verdict_entry
 from countoff.core.protocol.rows import row
 from countoff.core.protocol.rule import Divergence
 from countoff.core.session.state import State
 from countoff.plan.readers import torchtitan_toml
-from tests.adapters import WORDS
+from tests.adapters import MESSAGES
 from tests.fake_store import FakeStore
 
 EPOCH = "train epoch 0"
-ALL = tuple(WORDS)
+ALL = tuple(MESSAGES)
 _COUNT_MICRO_BATCHES = ["torch", "accelerate", "transformers", "lightning", "fabric"]
 _COUNT_PASSES = ["torch", "accelerate", "transformers", "fabric", "torchtitan", "lingua"]
 _FRAMEWORKS = {"lightning": "Lightning", "composer": "Composer", "transformers": "the Trainer"}
@@ -69,7 +69,7 @@ _FRAMEWORKS = {"lightning": "Lightning", "composer": "Composer", "transformers":
 
 def module_of(adapter: str) -> ModuleType:
     """The module with the adapter's words."""
-    return import_module(f"countoff._{adapter}.words")
+    return import_module(f"countoff._{adapter}.messages")
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Situation:
 
     def message(self, adapter: str, capsys: pytest.CaptureFixture[str]) -> str:
         """The message as rank 0 prints it, without the rank."""
-        remedies = WORDS[adapter].remedies
+        remedies = MESSAGES[adapter].remedies
         made = self.make(adapter)
         if made is None:  # it prints by itself
             return _plain(capsys)
@@ -123,18 +123,18 @@ def counted(rank: int, started: int, fetched: int, state: str, *, side: bool | N
     return {**row(rank, span, more.get("steps", started - 1), state), "side": side}
 
 
-def closing(rank: int, at: int, reason: Any, **more: Any) -> Mark:
-    """The mark with which a rank closes its train epoch."""
-    return Mark("train_end", EPOCH, at=at, reason=reason, rank=rank, **more)
+def closing(rank: int, at: int, reason: Any, **more: Any) -> SyncPoint:
+    """The sync point with which a rank closes its train epoch."""
+    return SyncPoint("train_end", EPOCH, at=at, reason=reason, rank=rank, **more)
 
 
-def uneven(standing: Mark, count: int, rank: int, own: Mark | None = None, **more: Any) -> Verdict:
+def uneven(standing: SyncPoint, count: int, rank: int, own: SyncPoint | None = None, **more: Any) -> Verdict:
     """The verdict of a rank about another's mark."""
-    return judge(Divergence("UnevenBatches", standing, count, own, mark_index=1, **more), rank)
+    return judge(Divergence("UnevenBatches", standing, count, own, sync_index=1, **more), rank)
 
 
-def evaluated(rank: int, at: int) -> Mark:
-    return Mark("eval_end", "validation", at=at, reason="exhausted", rank=rank)
+def evaluated(rank: int, at: int) -> SyncPoint:
+    return SyncPoint("eval_end", "validation", at=at, reason="exhausted", rank=rank)
 
 
 TWO_UNEVEN = [counted(1, 4, 4, "ran out", side=True), counted(0, 5, 5, "in batch 5", side=False)]
@@ -169,7 +169,7 @@ def unevens() -> Iterator[Situation]:
     yield Situation(
         "UnevenBatches",
         "rank 0 evaluates alone",
-        lambda _: uneven(Mark("eval_start", "evaluation"), 0, 1, Mark("train_start", "train epoch 1")),
+        lambda _: uneven(SyncPoint("eval_start", "evaluation"), 0, 1, SyncPoint("train_start", "train epoch 1")),
         alone,
     )
 
@@ -222,7 +222,7 @@ def steps() -> Iterator[Situation]:
     yield Situation(
         "StepMismatch",
         "a rank has skipped a step, found at the end of the epoch",
-        lambda _: judge(Divergence("StepMismatch", standing, 9, closing(1, 10, "exhausted"), mark_index=1), 1),
+        lambda _: judge(Divergence("StepMismatch", standing, 9, closing(1, 10, "exhausted"), sync_index=1), 1),
         rows,
     )
     record = {"rank": 0, "steps": 32, "step_hash": 5}
@@ -242,7 +242,7 @@ def steps() -> Iterator[Situation]:
     yield Situation("StepMismatch", title, lambda _: alone, adapters=_COUNT_PASSES)
     both = [0.00031711500169576796] * 2, [0.0003] * 2
     rates = rate_mismatch(f"at {where}", "tick/1/64", (0, 1), *both)
-    able = [adapter for adapter in ALL if "LearningRateMismatch" in WORDS[adapter].kinds]
+    able = [adapter for adapter in ALL if "LearningRateMismatch" in MESSAGES[adapter].kinds]
     of_both = [{**line, "rates": own} for line, own in zip(rows, both, strict=True)]
     yield Situation(
         "LearningRateMismatch",
@@ -282,7 +282,7 @@ def steps() -> Iterator[Situation]:
 
 
 def rank_maps() -> Iterator[Situation]:
-    able = [adapter for adapter in ALL if "RankMapError" in WORDS[adapter].kinds]
+    able = [adapter for adapter in ALL if "RankMapError" in MESSAGES[adapter].kinds]
     wrong = [rank // 4 * 2 + rank % 4 for rank in range(8)]
     made = judge_dp_ranks({rank: {"dp_rank": share, "dp_degree": 8} for rank, share in enumerate(wrong)})
     rows = [row(rank, None, 0, "between spans") for rank in range(8)]
@@ -351,11 +351,11 @@ def losses() -> Iterator[Situation]:
         lambda _: victim(1, "RuntimeError: Connection closed by peer"),
         rows,
     )
-    exited = Mark("train_end", EPOCH, at=3, reason="exited", rank=1)
+    exited = SyncPoint("train_end", EPOCH, at=3, reason="exited", rank=1)
     yield Situation(
         "LostRank",
         "a rank has left by sys.exit",
-        lambda _: judge(Divergence("UnevenBatches", exited, 4, mark_index=1), 0),
+        lambda _: judge(Divergence("UnevenBatches", exited, 4, sync_index=1), 0),
         rows[:1],
     )
 
@@ -429,7 +429,7 @@ def stalls() -> Iterator[Situation]:
 
 
 def lengths() -> Iterator[Situation]:
-    able = [adapter for adapter in ALL if "WrongLength" in WORDS[adapter].kinds]
+    able = [adapter for adapter in ALL if "WrongLength" in MESSAGES[adapter].kinds]
 
     def wrong(adapter: str, reported: int = 16, fixes: bool = False, length: int | None = None) -> Verdict:
         facts = LoaderFacts(
@@ -490,7 +490,7 @@ def lengths() -> Iterator[Situation]:
 
 def evens() -> Iterator[Situation]:
     """What is said where ranks with different numbers of batches are to take the same number."""
-    able = [adapter for adapter in ALL if "Repeated" in WORDS[adapter].kinds]
+    able = [adapter for adapter in ALL if "Repeated" in MESSAGES[adapter].kinds]
 
     def situation(kind: str, title: str, made: Verdict | None, rows: Sequence[Any] = ()) -> Situation:
         return Situation(kind, title, lambda _: made, rows, able)
@@ -530,7 +530,7 @@ def evens() -> Iterator[Situation]:
 
 def data() -> Iterator[Situation]:
     def able(kind: str) -> list[str]:
-        return [adapter for adapter in ALL if kind in WORDS[adapter].kinds]
+        return [adapter for adapter in ALL if kind in MESSAGES[adapter].kinds]
 
     read = {"first": 1, "prints": ["5e", "a1"], "informative": True, "is_sharded": False}
     other = {**read, "prints": ["0b", "c4"]}
@@ -603,14 +603,14 @@ def models() -> Iterator[Situation]:
 
 def held() -> Iterator[Situation]:
     """Datasets that samplers deal out, and that are not the same on all ranks."""
-    able = [adapter for adapter in ALL if "SplitLeak" in WORDS[adapter].kinds]
+    able = [adapter for adapter in ALL if "SplitLeak" in MESSAGES[adapter].kinds]
     plans = {rank: {"dataset_rows": 90112 if rank == 2 else 90000} for rank in range(4)}
     yield Situation("PlanMismatch", "a host has an old file", lambda _: judge_plans(plans), adapters=able)
 
 
 def leaks() -> Iterator[Situation]:
     """Splits of one dataset, with a seed of each rank."""
-    able = [adapter for adapter in ALL if "SplitLeak" in WORDS[adapter].kinds]
+    able = [adapter for adapter in ALL if "SplitLeak" in MESSAGES[adapter].kinds]
     samples = {
         rank: splits.SplitSample.of_places("", 4, set(range(2048)) - evaluated, evaluated)
         for rank, evaluated in enumerate([{6, 8, 85}, {7, 9, 11}])
@@ -654,7 +654,7 @@ def dealt() -> Iterator[Situation]:
             "DoubleSharded",
             "rows of each rank's own",
             rows,
-            [adapter for adapter in ALL if "DoubleSharded" in WORDS[adapter].kinds],
+            [adapter for adapter in ALL if "DoubleSharded" in MESSAGES[adapter].kinds],
         ),
         ("StreamsDiffer", "a shuffle with other seeds", seeds, prepared),
         ("StreamsDiffer", "another order", overlapping, prepared),
@@ -663,7 +663,7 @@ def dealt() -> Iterator[Situation]:
             "StreamsDiffer",
             "rows in another order",
             shuffled,
-            [adapter for adapter in ALL if "StreamsDiffer" in WORDS[adapter].kinds],
+            [adapter for adapter in ALL if "StreamsDiffer" in MESSAGES[adapter].kinds],
         ),
     ]
     for kind, title, facts, adapters in cases:
@@ -699,7 +699,7 @@ RESUME_RECORD = resume.ResumeRecord(
 
 
 def resumes() -> Iterator[Situation]:
-    able = [adapter for adapter in ALL if "ResumeMismatch" in WORDS[adapter].kinds]
+    able = [adapter for adapter in ALL if "ResumeMismatch" in MESSAGES[adapter].kinds]
     record = RESUME_RECORD
     plan = FitPlan(batch_size=8, dp_degree=2)
     exact = resume.Restored(exact=True)
@@ -725,7 +725,7 @@ def resumes() -> Iterator[Situation]:
 
 def shorts() -> Iterator[Situation]:
     """Runs that end by themselves too early."""
-    able = [adapter for adapter in ALL if "ShortRun" in WORDS[adapter].kinds]
+    able = [adapter for adapter in ALL if "ShortRun" in MESSAGES[adapter].kinds]
     ends = {
         "a loader that was restored at its end": short.EpochEnd(1, 0, 40, resumed=True, restored=True),
         "a dataset that is read only once": short.EpochEnd(1, 0, 40),
@@ -778,12 +778,12 @@ def schedules() -> Iterator[Situation]:
             accumulated,
         ),
     }
-    able = [adapter for adapter in ALL if "WrongHorizon" in WORDS[adapter].kinds and adapter != "torchtitan"]
+    able = [adapter for adapter in ALL if "WrongHorizon" in MESSAGES[adapter].kinds and adapter != "torchtitan"]
     for title, (horizon, run) in found.items():
         yield Situation(
             "WrongHorizon",
             title,
-            lambda adapter, horizon=horizon, run=run: wrong_horizon(horizon, run, stepping=WORDS[adapter].stepping),
+            lambda adapter, horizon=horizon, run=run: wrong_horizon(horizon, run, stepping=MESSAGES[adapter].stepping),
             adapters=able,
         )
     job = torchtitan_toml.read({"training": {"steps": 100}, "lr_scheduler": {"warmup_steps": 10, "total_steps": 50}})
@@ -804,7 +804,7 @@ def processes() -> Iterator[Situation]:
             patch.setattr(process, "warned", set())
             return process.not_distributed(SimpleNamespace(num_processes=1))
 
-    able = [adapter for adapter in ALL if "NotDistributed" in WORDS[adapter].kinds]
+    able = [adapter for adapter in ALL if "NotDistributed" in MESSAGES[adapter].kinds]
     yield Situation("NotDistributed", "torchrun on CPUs without a flag", not_distributed, adapters=able)
     args = SimpleNamespace(
         per_device_train_batch_size=4,
@@ -833,7 +833,7 @@ def processes() -> Iterator[Situation]:
 
 def others() -> Iterator[Situation]:
     def missing(adapter: str) -> None:
-        print_warning(State(0, 2, Settings(), WORDS[adapter].remedies), late.goes_on_without([1]))
+        print_warning(State(0, 2, Settings(), MESSAGES[adapter].remedies), late.goes_on_without([1]))
 
     found = judge_versions({0: {"torch": "2.7.0"}, 1: {"torch": "2.8.0"}, 2: {"torch": "2.7.0"}})
     yield Situation("VersionMismatch", "another torch on one host", lambda _: found)

@@ -26,7 +26,7 @@ DATA = ROOT / "tests" / "data_0_1"
 COMMANDS: dict[str, list[str]] = json.loads((DATA / "commands.json").read_text())
 VARIES = {"age_seconds", "environment", "hooked", "job", "time", "version"}
 """Values of an output that follow from the machine or the time."""
-WORDS = {"headline", "identity", "meaning", "remedy", "sentence", "state", "text", "unlike_most", "why"}
+MESSAGES = {"headline", "identity", "meaning", "remedy", "sentence", "state", "text", "unlike_most", "why"}
 """Values that are texts for people, which may have other words in every version."""
 
 
@@ -49,7 +49,7 @@ def check_same(old: Any, new: Any, place: str = "") -> None:
         assert len(new) >= len(old), place
         for number, (one, other) in enumerate(zip(old, new, strict=False)):
             check_same(one, other, f"{place}[{number}]")
-    elif isinstance(old, str) and place.rpartition(".")[2].partition("[")[0] in WORDS:
+    elif isinstance(old, str) and place.rpartition(".")[2].partition("[")[0] in MESSAGES:
         assert isinstance(new, str), place
     elif old is not None:  # null says that it was not known
         assert new == old, place

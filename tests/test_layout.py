@@ -14,7 +14,18 @@ CORE, PLUGINS, TOOLS = (root / "countoff" for root in SOURCE_ROOTS)
 HEAVY = {"torch", "numpy", "lightning", "pytorch_lightning", "composer", "accelerate", "transformers"}
 
 LADDER = [
-    {"at_exit", "constants", "flag", "forgotten", "formats", "packages", "software", "waiting", "whole_file", "words"},
+    {
+        "at_exit",
+        "constants",
+        "flag",
+        "forgotten",
+        "formats",
+        "messages",
+        "packages",
+        "software",
+        "waiting",
+        "whole_file",
+    },
     {"arithmetic"},
     {"verdict"},
     {"protocol"},
@@ -23,7 +34,7 @@ LADDER = [
     {"levels", "finding"},
     {"settings"},
     {"alerts"},
-    {"session.state", "session.part"},
+    {"session.state", "session.subgroup"},
     {"session.store"},
     {"session.liveness"},
     {"ending"},

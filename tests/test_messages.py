@@ -13,11 +13,11 @@ import pytest
 
 from countoff.core.checks import KINDS
 from tests import verdicts_page
-from tests.adapters import WORDS
+from tests.adapters import MESSAGES
 from tests.paths import ROOT
 from tests.situations import ALL, SITUATIONS, Situation
 
-MESSAGES = ROOT / "tests" / "golden" / "messages"
+GOLDEN_MESSAGES = ROOT / "tests" / "golden" / "messages"
 WRITES = os.environ.get("COUNTOFF_WRITE_GOLDEN") == "1"
 
 
@@ -40,7 +40,7 @@ def messages(adapter: str, capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.parametrize("adapter", ALL)
 def test_every_message_is_the_golden_one(adapter: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = messages(adapter, capsys)
-    file = MESSAGES / f"{adapter}.txt"
+    file = GOLDEN_MESSAGES / f"{adapter}.txt"
     if WRITES:
         file.write_text(found)
     assert found == file.read_text()
@@ -49,7 +49,7 @@ def test_every_message_is_the_golden_one(adapter: str, capsys: pytest.CaptureFix
 @pytest.mark.parametrize("adapter", ALL)
 def test_every_check_of_an_adapter_has_its_message(adapter: str) -> None:
     """The golden file has each kind that the adapter declares, and no other."""
-    assert {situation.kind for situation in possible(adapter)} == set(WORDS[adapter].kinds)
+    assert {situation.kind for situation in possible(adapter)} == set(MESSAGES[adapter].kinds)
 
 
 @pytest.mark.parametrize("adapter", ALL)
@@ -66,7 +66,7 @@ def test_every_message_says_why_or_what_to_do_and_where_to_read_more(
 
 @pytest.mark.parametrize("adapter", ALL)
 def test_no_message_has_more_digits_than_a_person_writes(adapter: str) -> None:
-    text = (MESSAGES / f"{adapter}.txt").read_text()
+    text = (GOLDEN_MESSAGES / f"{adapter}.txt").read_text()
     assert re.findall(r"\d\.\d{4,}", text) == []
     assert "known on every rank" not in text
 
@@ -79,7 +79,7 @@ def test_the_page_of_verdicts_is_what_its_command_writes() -> None:
 
 def test_each_section_of_the_page_begins_with_a_golden_message() -> None:
     """In the order of the code; below the message, the cause and what to do."""
-    golden = "\n".join(file.read_text() for file in sorted(MESSAGES.glob("*.txt")))
+    golden = "\n".join(file.read_text() for file in sorted(GOLDEN_MESSAGES.glob("*.txt")))
     sections = re.findall(r"^## (\w+)\n(.*?)(?=^## )", verdicts_page.PAGE.read_text(), re.MULTILINE | re.DOTALL)
     texts = {kind: text for kind, text in sections if kind in KINDS}
     assert list(texts) == list(KINDS)
@@ -121,7 +121,7 @@ QUOTED = re.compile(r"^ *(?:\[rank 0\])?   ?(?:why:|do: |or: ) (.+)$", re.MULTIL
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_pages_quote_what_is_printed(page: Path) -> None:
     """Each cause and remedy in a message that a page quotes is one of the golden files, but for its numbers."""
-    golden = "\n".join(file.read_text() for file in sorted(MESSAGES.glob("*.txt")))
+    golden = "\n".join(file.read_text() for file in sorted(GOLDEN_MESSAGES.glob("*.txt")))
     known = {re.sub(r"\d+", "0", text) for text in QUOTED.findall(golden)} | {OWN}
     quoted = [text for text in QUOTED.findall(page.read_text()) if "train.py:" not in text]
     assert [text for text in quoted if re.sub(r"\d+", "0", text) not in known] == []

@@ -6,14 +6,14 @@ from dataclasses import fields
 
 import pytest
 
-from countoff._adapter.words import Words, data_remedies, uneven_remedies
+from countoff._adapter.messages import Messages, data_remedies, uneven_remedies
 from countoff.core.checks import KINDS, plan
 from countoff.core.checks.uneven import EVALUATION, WHO_EVALUATES
 from countoff.core.settings import Settings
 from countoff.core.verdict import Remedies, Verdict, remedy_for
-from tests.adapters import WORDS
+from tests.adapters import MESSAGES
 
-ALL = list(WORDS.values())
+ALL = list(MESSAGES.values())
 
 
 def sentences(remedies: Remedies) -> Iterator[str]:
@@ -46,7 +46,7 @@ def test_uneven_remedies_set_options_as_the_framework_does() -> None:
 
 
 @pytest.mark.parametrize("words", ALL, ids=lambda words: words.framework)
-def test_every_adapter_has_whole_sentences_for_known_kinds(words: Words) -> None:
+def test_every_adapter_has_whole_sentences_for_known_kinds(words: Messages) -> None:
     remedies = words.remedies
     assert set(remedies) <= set(KINDS)
     assert "UnevenBatches" in remedies
@@ -54,7 +54,7 @@ def test_every_adapter_has_whole_sentences_for_known_kinds(words: Words) -> None
 
 
 @pytest.mark.parametrize("words", ALL, ids=lambda words: words.framework)
-def test_a_remedy_names_the_subjects_of_its_kind(words: Words) -> None:
+def test_a_remedy_names_the_subjects_of_its_kind(words: Messages) -> None:
     """A misspelt subject would never be found."""
     for kind, remedy in words.remedies.items():
         if not isinstance(remedy, str):
@@ -62,15 +62,15 @@ def test_a_remedy_names_the_subjects_of_its_kind(words: Words) -> None:
 
 
 @pytest.mark.parametrize("words", ALL, ids=lambda words: words.framework)
-def test_no_remedy_reads_the_data_of_one_rank_only(words: Words) -> None:
+def test_no_remedy_reads_the_data_of_one_rank_only(words: Messages) -> None:
     """With `dispatch_batches`, rank 0 reads for all: the shares of the others, if each has its own, are never read."""
     remedies = [each.replace("dispatch_batches=False", "") for each in sentences(words.remedies)]
     assert not [each for each in remedies if "dispatch_batches" in each]
 
 
 @pytest.mark.parametrize("words", ALL, ids=lambda words: words.framework)
-def test_an_option_is_written_as_its_framework_takes_it(words: Words) -> None:
-    """Where a remedy tells to set an option of countoff's, it does so as `Words.option` says."""
+def test_an_option_is_written_as_its_framework_takes_it(words: Messages) -> None:
+    """Where a remedy tells to set an option of countoff's, it does so as `Messages.option` says."""
     options = "|".join(field.name for field in fields(Settings))
     for each in sentences(words.remedies):
         for found in re.finditer(rf"\bCountoff\([^()]*?((?:{options})=[^()]*)\)", each):
@@ -78,7 +78,7 @@ def test_an_option_is_written_as_its_framework_takes_it(words: Words) -> None:
 
 
 @pytest.mark.parametrize("words", ALL, ids=lambda words: words.framework)
-def test_an_adapter_says_why_it_cannot_report_a_kind(words: Words) -> None:
+def test_an_adapter_says_why_it_cannot_report_a_kind(words: Messages) -> None:
     assert not words.only.keys() & words.cannot.keys()
     assert not words.remedies.keys() & words.cannot.keys() - {"PeersDiffer"}  # of the shared ones
     assert all(len(why.split()) > 3 for why in words.cannot.values())
@@ -90,10 +90,10 @@ LENGTHS = {("PlanMismatch", each) for each in (*plan.LENGTHS, "batches_between_e
 """Of a loop that a person writes nothing is proved by these: it may leave its loader before the end."""
 
 
-@pytest.mark.parametrize("adapter", WORDS)
+@pytest.mark.parametrize("adapter", MESSAGES)
 def test_an_adapter_has_an_answer_to_every_cause(adapter: str) -> None:
     """Its own, or that of the check."""
-    words = WORDS[adapter]
+    words = MESSAGES[adapter]
     without = {
         (kind.name, subject)
         for kind in KINDS.values()

@@ -9,10 +9,10 @@ import textwrap
 from collections.abc import Mapping
 from itertools import pairwise
 
-from countoff._adapter.words import Words
+from countoff._adapter.messages import Messages
 from countoff.core.checks import KINDS
 from countoff.core.verdict import VerdictKind
-from tests.adapters import WORDS
+from tests.adapters import MESSAGES
 from tests.paths import DOCS, GOLDEN, ROOT
 
 PAGE = DOCS / "verdicts.md"
@@ -127,7 +127,7 @@ def section(kind: VerdictKind, text: str) -> str:
 def message(kind: str) -> str:
     """A golden message of a kind, as a block."""
     adapter, title = SHOWN.get(kind, ("", ""))
-    files = [GOLDEN / "messages" / f"{each}.txt" for each in ([adapter] if adapter else WORDS)]
+    files = [GOLDEN / "messages" / f"{each}.txt" for each in ([adapter] if adapter else MESSAGES)]
     golden = "\n\n".join(file.read_text().strip() for file in files)
     _, head, text = f"\n\n{golden}".partition(f"\n\n# {kind}: {title}")
     assert head, f"no golden message of {kind}"
@@ -135,7 +135,7 @@ def message(kind: str) -> str:
     return f"```\n{shown}\n```"
 
 
-def cell(words: Words, kind: str) -> str:
+def cell(words: Messages, kind: str) -> str:
     """Whether an adapter can report a kind, and under which condition."""
     return words.only.get(kind, "yes") if kind in words.kinds else "no"
 
@@ -144,9 +144,9 @@ def table() -> str:
     """Which adapter can report which kinds; kinds that are alike share a row."""
     alike = dict[tuple[str, ...], list[str]]()
     for kind in KINDS:
-        cells = tuple(cell(words, kind) for words in WORDS.values())
+        cells = tuple(cell(words, kind) for words in MESSAGES.values())
         alike.setdefault(cells, []).append(f"[`{kind}`](#{kind.lower()})")
-    head = ("", *(words.framework for words in WORDS.values()))
+    head = ("", *(words.framework for words in MESSAGES.values()))
     rows = [head, ("---",) * len(head), *((", ".join(kinds), *cells) for cells, kinds in alike.items())]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from countoff.core.words import count_of
+from countoff.core.messages import count_of
 from integration_tests import zoo
 from integration_tests.harness import ask_no_name_server
 from integration_tests.zoo.registry import FAMILIES, MODES, programs_of

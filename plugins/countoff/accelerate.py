@@ -17,9 +17,9 @@ with needs("Accelerate", facade="countoff.accelerate", install="'countoff[accele
     from countoff._accelerate.checkpoints import watch_checkpoints
     from countoff._accelerate.loader_facts import evaluation_facts
     from countoff._accelerate.loaders import epoch_length, even_prepared, is_prepared, skipped_batches, source_length
+    from countoff._accelerate.messages import MESSAGES, TICKS
     from countoff._accelerate.observation import observe, watch_uneven
     from countoff._accelerate.process import not_distributed
-    from countoff._accelerate.words import TICKS, WORDS
 from countoff._adapter.counted_loop import CountedLoop
 from countoff._adapter.epoch_steps import EpochSteps
 from countoff._adapter.evaluation_totals import EvaluationTotals
@@ -97,7 +97,7 @@ class Countoff(OwnLoop):
         of, own = self._accelerator, self._own
         fit = Fit(
             self._settings,
-            WORDS,
+            MESSAGES,
             own,
             optimizers=lambda: getattr(of(), "_optimizers", ()),
             schedulers=lambda: [getattr(each, "scheduler", each) for each in getattr(of(), "_schedulers", ())],

@@ -17,7 +17,7 @@ with needs("Lightning Fabric", facade="countoff.fabric", install="'countoff[ligh
     from countoff._adapter.even_loaders import even_inside
     from countoff._adapter.torch_loop import TorchLoop
 from countoff._adapter.options import own_arguments
-from countoff._fabric.words import WORDS
+from countoff._fabric.messages import MESSAGES
 from countoff.core import Settings
 from countoff.core.data.plain import attributes_of
 
@@ -87,7 +87,7 @@ class Countoff(TorchLoop):
     ) -> None:
         super().__init__(
             Settings.resolve(*own_arguments(Countoff), **options),
-            WORDS,
+            MESSAGES,
             ("lightning", "lightning-fabric"),
             optimizer=optimizer,
             scheduler=scheduler,

@@ -27,7 +27,7 @@ with needs("PyTorch", facade="countoff.lingua", install="'countoff[torch]'"):
 from countoff._adapter.mesh_position import rank_map
 from countoff._adapter.options import cannot_make_even, own_arguments
 from countoff._adapter.weakly import weakly
-from countoff._lingua.words import WORDS
+from countoff._lingua.messages import MESSAGES
 from countoff.core import LoaderFacts, Settings, SettingsError
 from countoff.core.arithmetic.totals import Totals
 
@@ -72,7 +72,7 @@ class Countoff(OwnLoop):
         **options: Unpack[OptionValues],
     ) -> None:
         settings = Settings.resolve(*own_arguments(Countoff), **options)
-        cannot_make_even(settings, WORDS.framework)
+        cannot_make_even(settings, MESSAGES.framework)
         rank, world_size = rank_and_world_size()
         if settings.enabled and settings.weights_every and world_size > 1 and model is None:
             raise SettingsError("weights_every needs the model whose weights are compared: Countoff(…, model=model)")
@@ -102,7 +102,7 @@ class Countoff(OwnLoop):
         totals = Totals(self._facts, dp_degree=self._own.dp_degree)
         fit = Fit(
             self._settings,
-            WORDS,
+            MESSAGES,
             self._own,
             totals,
             steps_before=self._start_step,

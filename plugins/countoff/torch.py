@@ -16,7 +16,7 @@ with needs("PyTorch", facade="countoff.torch", install="'countoff[torch]'"):
     from countoff._adapter.torch_loop import TorchLoop
     from countoff.core.session.threads.before_fit import watch
 from countoff._adapter.options import own_arguments
-from countoff._torch.words import WORDS
+from countoff._torch.messages import MESSAGES
 from countoff.core import Settings
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Countoff(TorchLoop):
             _check_single_rank("Countoff")
         super().__init__(
             settings,
-            WORDS,
+            MESSAGES,
             optimizer=optimizer,
             scheduler=scheduler,
             model=model,

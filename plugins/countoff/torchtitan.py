@@ -23,7 +23,7 @@ from countoff._adapter.hooks import MethodHook
 from countoff._adapter.options import cannot_make_even, own_arguments
 from countoff._adapter.torch_facts import rank_and_world_size, versions
 from countoff._torchtitan.config import facts_of, job_of, position_of, wrong_horizons
-from countoff._torchtitan.words import WORDS
+from countoff._torchtitan.messages import MESSAGES
 from countoff.core import Guard, Settings
 from countoff.core.arithmetic.totals import Totals
 
@@ -51,7 +51,7 @@ class Countoff:
 
     def __init__(self, trainer: Any, **options: Unpack[OptionValues]) -> None:
         settings = Settings.resolve(*own_arguments(Countoff), **options)
-        cannot_make_even(settings, WORDS.framework)
+        cannot_make_even(settings, MESSAGES.framework)
         self._trainer = trainer
         self._rank, self._world_size = rank_and_world_size()
         self._job = job_of(trainer)
@@ -59,7 +59,7 @@ class Countoff:
         own = OwnRank(self._rank, self._world_size, *position_of(trainer, self._job, self._rank, self._world_size))
         fit = Fit(
             settings,
-            WORDS,
+            MESSAGES,
             own,
             Totals(self._facts, dp_degree=own.dp_degree),
             optimizers=lambda: trainer.optimizers,

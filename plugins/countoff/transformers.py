@@ -27,6 +27,7 @@ from countoff._adapter.torch_facts import versions
 from countoff._adapter.weight_hashes import Wrappers
 from countoff._transformers.checkpoints import first_epoch, loaded_record, restore, state_of
 from countoff._transformers.logs import TrainerLogs
+from countoff._transformers.messages import MESSAGES
 from countoff._transformers.trainer import (
     named_evaluation,
     observe,
@@ -35,7 +36,6 @@ from countoff._transformers.trainer import (
     total_warning,
     train_facts,
 )
-from countoff._transformers.words import WORDS
 from countoff.core import Guard
 from countoff.core.arithmetic.totals import Totals
 
@@ -161,7 +161,7 @@ class Countoff(Options, TrainerCallback, ExportableState):  # noqa: D101  # the 
         rank, world_size = process.process_index, process.num_processes
         fit = Fit(
             self.settings,
-            WORDS,
+            MESSAGES,
             OwnRank(rank, world_size, rank, world_size),
             Totals(facts, dp_degree=world_size),
             steps_before=state.global_step,

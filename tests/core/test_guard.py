@@ -11,7 +11,7 @@ import pytest
 import countoff.core
 from countoff.core import FitPlan, Guard, Settings, Verdict, constants
 from countoff.core.protocol.counters import UnusedBatches, hash_step
-from countoff.core.protocol.records import Mark
+from countoff.core.protocol.records import SyncPoint
 from countoff.core.session.state import NEVER
 
 EPOCH = "train epoch 0"
@@ -39,8 +39,8 @@ def hash_of(*batches: int) -> int:
     return functools.reduce(hash_step, batches, 0)
 
 
-def marks_of(guard: Guard) -> list[Mark]:
-    """All marks of a guard; in a single process, none is ever compared, so all are pending."""
+def sync_points_of(guard: Guard) -> list[SyncPoint]:
+    """All sync points of a guard; in a single process, none is ever compared, so all are pending."""
     return list(guard.state.log.pending.values())
 
 
@@ -202,7 +202,7 @@ def test_loaders_of_one_evaluation_are_counted_apart(guard: Guard) -> None:
             guard.eval_loader(loader)
     guard.eval_end("exhausted")
     assert (span.started, span.counts) == (5, [2, 0, 3])
-    assert marks_of(guard)[-1].counts == (2, 0, 3)
+    assert sync_points_of(guard)[-1].counts == (2, 0, 3)
 
 
 def test_a_skipped_loader_has_zero_batches(guard: Guard) -> None:
@@ -224,10 +224,10 @@ def test_waiting_time_adds_up_in_the_span(guard: Guard) -> None:
 
 def test_a_single_process_never_takes_the_slow_path(guard: Guard) -> None:
     train(guard, 9)
-    assert guard.state.alarm == NEVER
+    assert guard.state.next_check_at == NEVER
 
 
-def test_marks_carry_the_counts_of_their_span(guard: Guard) -> None:
+def test_sync_points_carry_the_counts_of_their_span(guard: Guard) -> None:
     """Each mark carries the batches, the reason and the steps of the span in which it stands."""
     guard.train_start(0)
     guard.batch()
@@ -236,12 +236,19 @@ def test_marks_carry_the_counts_of_their_span(guard: Guard) -> None:
     guard.batch()
     guard.eval_end("stopped")
     guard.train_end("exhausted")
-    marks = [(mark.kind, mark.at, mark.reason, mark.steps) for mark in marks_of(guard)[2:]]
-    assert marks == [("eval_start", 1, "exhausted", 1), ("eval_end", 1, "stopped", 1), ("train_end", 1, "exhausted", 1)]
+    sync_points = [
+        (sync_point.kind, sync_point.at, sync_point.reason, sync_point.steps)
+        for sync_point in sync_points_of(guard)[2:]
+    ]
+    assert sync_points == [
+        ("eval_start", 1, "exhausted", 1),
+        ("eval_end", 1, "stopped", 1),
+        ("train_end", 1, "exhausted", 1),
+    ]
 
 
 def test_uncompared_spans_add_no_counts_and_no_steps(guard: Guard) -> None:
-    """Marks of spans that are not compared carry no counts, and their steps are not counted."""
+    """Sync points of spans that are not compared carry no counts, and their steps are not counted."""
     guard.compare_spans(False)
     train(guard, 4)
     guard.eval_start("validation")
@@ -249,11 +256,11 @@ def test_uncompared_spans_add_no_counts_and_no_steps(guard: Guard) -> None:
     guard.eval_end("exhausted")
     guard.compare_spans(True)
     train(guard, 2, epoch=1)
-    marks = [(mark.kind, mark.at, mark.steps) for mark in marks_of(guard)[1:]]
-    assert marks == [("train_start", 0, 0), ("train_end", 0, 0), ("train_start", 0, 0), ("train_end", 2, 2)]
+    sync_points = [(sync_point.kind, sync_point.at, sync_point.steps) for sync_point in sync_points_of(guard)[1:]]
+    assert sync_points == [("train_start", 0, 0), ("train_end", 0, 0), ("train_start", 0, 0), ("train_end", 2, 2)]
 
 
-def test_evaluations_that_are_not_compared_have_no_marks() -> None:
+def test_evaluations_that_are_not_compared_have_no_sync_points() -> None:
     """Not every rank need evaluate."""
     guard = Guard(Settings(uneven_eval="off"), rank=0, world_size=1)
     guard.train_start(0)
@@ -261,7 +268,7 @@ def test_evaluations_that_are_not_compared_have_no_marks() -> None:
     guard.batch()
     guard.eval_end("exhausted")
     guard.train_end("exhausted")
-    assert [mark.kind for mark in marks_of(guard)] == ["train_start", "train_end"]
+    assert [sync_point.kind for sync_point in sync_points_of(guard)] == ["train_start", "train_end"]
 
 
 def test_unused_batches_belong_to_the_innermost_span() -> None:

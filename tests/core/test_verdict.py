@@ -13,10 +13,10 @@ from countoff.core import verdict
 from countoff.core.checks import KINDS
 from countoff.core.checks.lost import DIED, EXITED, LEFT, STOPPED, lost_rank
 from countoff.core.checks.uneven import DECISION, EVALUATION, WHO_EVALUATES
+from countoff.core.messages import number_of
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.rows import row
 from countoff.core.verdict import DivergenceError, Verdict, at_hosts, error_for, table
-from countoff.core.words import number_of
 
 EPOCH = "train epoch 0"
 

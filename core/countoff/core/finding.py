@@ -8,8 +8,8 @@ import sys
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from countoff.core.messages import clip, count_of, plain
 from countoff.core.verdict import GOES_ON, Verdict
-from countoff.core.words import clip, count_of, plain
 
 __all__ = ["Finding"]
 

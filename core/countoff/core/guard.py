@@ -28,31 +28,31 @@ from countoff.core.checks.once import Once
 from countoff.core.checks.resume import Resumes, ScheduleState
 from countoff.core.ending import shutdown, sigterm, verdict_file
 from countoff.core.levels import effect
+from countoff.core.messages import clip
 from countoff.core.protocol.actions import PrintWarning
 from countoff.core.protocol.counters import SpanCounters, TickPlace, UnusedBatches
 from countoff.core.protocol.credits import Credits
 from countoff.core.protocol.evidence import Evidence
 from countoff.core.protocol.fit_records import SchedulePlan
-from countoff.core.protocol.records import FitPlan, MarkKind, Reason, mark_entry, verdict_entry
+from countoff.core.protocol.records import FitPlan, Reason, SyncKind, sync_entry, verdict_entry
 from countoff.core.session.liveness.processes import began_at
-from countoff.core.session.part import Part
 from countoff.core.session.state import NEVER, State
 from countoff.core.session.store.agreement import Agreement
+from countoff.core.session.subgroup import Subgroup
 from countoff.core.session.threads import first_fit
 from countoff.core.session.threads.questions import Questions
 from countoff.core.session.threads.roll_call import RollCall
-from countoff.core.session.threads.speaker import MARK_SECONDS
+from countoff.core.session.threads.writer import SYNC_SECONDS
 from countoff.core.settings import Settings
 from countoff.core.verdict import DivergenceError, Remedies, Verdict
 from countoff.core.waiting import until
-from countoff.core.words import clip
 
 if TYPE_CHECKING:
     from countoff.core.checks.weights import PendingHashes
     from countoff.core.protocol.fit_records import SharedModel, SplitSample
     from countoff.core.session.store.channel import Channel
     from countoff.core.session.threads.member import Member
-    from countoff.core.session.threads.speaker import Speaker
+    from countoff.core.session.threads.writer import Writer
 
 _HOLD_SECONDS = 0.005
 _WORKER_SECONDS = 0.5
@@ -101,7 +101,7 @@ class Guard:
         world_size: Ranks that are compared: those of the job, or of the part.
         part: Which ranks these are, if they are a part of the job; every rank of it makes the guard, and no other one.
         remedies: What to do about each kind of verdict, in the framework's own words; see `Remedies`.
-        learning_rates: Returns the learning rates in force; called every 64 batches, at the marks of a
+        learning_rates: Returns the learning rates in force; called every 64 batches, at the sync points of a
             train epoch, at the first two optimizer steps of a fit, and when a checkpoint is written; with `trace_dir`
             also by a thread of its own.
         schedules: Returns the base rates of the learning-rate schedules, and how often each scheduler was stepped; as
@@ -127,7 +127,7 @@ class Guard:
         *,
         rank: int,
         world_size: int,
-        part: Part | None = None,
+        part: Subgroup | None = None,
         remedies: Remedies | None = None,
         learning_rates: Callable[[], Sequence[float]] | None = None,
         schedules: Callable[[], tuple[Sequence[float], Sequence[int]]] | None = None,
@@ -243,11 +243,11 @@ class Guard:
             The roll calls of this rank.
         """
         self.member = member
-        self._roll_call = call = RollCall(self.state, member.speaker, self._checks)
+        self._roll_call = call = RollCall(self.state, member.writer, self._checks)
         if self.state.observer is not None:
-            self.state.observer.met(member.speaker)
+            self.state.observer.met(member.writer)
         others, recorder, own = (
-            OtherRanks(self.state, member.speaker, call),
+            OtherRanks(self.state, member.writer, call),
             self.state.observer,
             of_this_rank or start,
         )
@@ -255,7 +255,7 @@ class Guard:
         return call
 
     def started(self) -> None:
-        """Passes the mark of the fit's start, after the roll call; a part of `fit_start`, and of simulations.
+        """Passes the sync point of the fit's start, after the roll call; a part of `fit_start`, and of simulations.
 
         Raises:
             DivergenceError: If ranks are known to be out of step.
@@ -302,14 +302,14 @@ class Guard:
         span.started = started = span.started + 1
         if fetched:
             span.prefetched = fetched
-        if last or started >= self.state.alarm:
+        if last or started >= self.state.next_check_at:
             self._look(last)
 
     def look(self) -> None:
         """Does what the state's alarm asks for.
 
         For an adapter that is itself called for every batch, so that a call of `batch` would be most of its cost. It
-        adds 1 to the `started` of `span`, and calls this if that is then at least the `alarm` of `state`.
+        adds 1 to the `started` of `span`, and calls this if that is then at least the `next_check_at` of `state`.
 
         Raises:
             DivergenceError: If ranks are known to be out of step.
@@ -317,7 +317,7 @@ class Guard:
         self._look(False)
 
     def last_batch(self) -> None:
-        """Marks the current batch as last; for callers that learn it only after `batch()`.
+        """Sync points the current batch as last; for callers that learn it only after `batch()`.
 
         Raises:
             DivergenceError: If ranks are known to be out of step.
@@ -337,7 +337,7 @@ class Guard:
         if span.evaluation:
             return
         span.requested = span.started + 1
-        if not self.state.alarm:
+        if not self.state.next_check_at:
             self.state.look()
             self._raise_if_diverged(coming=1)
 
@@ -405,7 +405,7 @@ class Guard:
             snapshot=snapshot,
             ahead=ahead,
             own=own,
-            read_log=member.speaker.read_log,
+            read_log=member.writer.read_log,
         )
 
     def step(self, optimizer: object = None) -> None:
@@ -461,7 +461,7 @@ class Guard:
             name: Its name, equal on all ranks: ``validation``.
             train_exhausted: Whether the train loader around it was seen to hold no more.
         """
-        # Where not every rank evaluates, evaluations have no marks.
+        # Where not every rank evaluates, evaluations have no sync points.
         compared = self._settings.uneven_eval != "off" and self._comparing
         span = SpanCounters(clip(name, 60), evaluation=True, opened=-1, compared=compared)
         self._open("eval_start", span, reason="exhausted" if train_exhausted else "")
@@ -519,7 +519,7 @@ class Guard:
         weights.suspect(self.span, unaveraged, moment, begin)
         if weights.wants_batch:
             with self.state.lock:
-                self._arm(self.span)
+                self._set_next_check(self.span)
 
     def train_end(
         self, reason: Literal["exhausted", "stopped"], *, notice: Verdict | None = None, may_raise: bool = True
@@ -543,7 +543,7 @@ class Guard:
             DivergenceError: If another rank goes on.
         """
         self._tell(lambda each: each.fit_ending())
-        self._pass("fit_end", "the fit", hold=MARK_SECONDS - _HOLD_SECONDS)
+        self._pass("fit_end", "the fit", hold=SYNC_SECONDS - _HOLD_SECONDS)
         self.state.finished = True
         self._tell(lambda each: each.fit_ended())
 
@@ -619,7 +619,7 @@ class Guard:
         if self.member is not None:
             sigterm.wait_if_received()
             self.member.close()
-        self.state.telling.close()
+        self.state.alerts.close()
         self.state.end_credits()
         self._tell(lambda each: each.closed())
 
@@ -739,7 +739,7 @@ class Guard:
         check.stepped(self._train, state.steps)
         if check.wants_batch:
             with state.lock:
-                self._arm(self.span)
+                self._set_next_check(self.span)
 
     def _count_off(self, start: FitStart, member: Member, call: RollCall) -> None:
         """Does the roll call of the fit's start; without a store this rank trains on by itself."""
@@ -752,7 +752,7 @@ class Guard:
         self._raise_if_diverged(coming=0)
         self._leave_if_stopped()
 
-    def _open(self, kind: MarkKind, span: SpanCounters, reason: Reason = "", epoch: int | None = None) -> None:
+    def _open(self, kind: SyncKind, span: SpanCounters, reason: Reason = "", epoch: int | None = None) -> None:
         self._tell(lambda each: each.span_opening(span))
         if span.evaluation and not span.compared:
             self.state.spans.append(span)
@@ -761,7 +761,7 @@ class Guard:
         self._enter(span)
         self._tell(lambda each: each.span_opened(span, epoch))
 
-    def _close_span(self, kind: MarkKind, reason: Reason, may_raise: bool, notice: Verdict | None = None) -> None:
+    def _close_span(self, kind: SyncKind, reason: Reason, may_raise: bool, notice: Verdict | None = None) -> None:
         if self._left:  # what the loop has held ends with its exception
             return
         state, span = self.state, self.span
@@ -803,9 +803,9 @@ class Guard:
         if isinstance(error, SystemExit) and error.code == 128 + signal.SIGTERM:  # as by a handler in Python
             self.member.watchdog.speak_before_the_end(self.member.conclude)
         if not (isinstance(error, DivergenceError) and state.end is None):
-            link = self.member.speaker.link
+            session = self.member.writer.session
             # Nobody on this host sees a rank of another one die. In the first moments, its own ranks are not known yet.
-            slow = link.slow or bool(link.heartbeats.hosts) or not link.heartbeats.neighbours
+            slow = session.slow or bool(session.heartbeats.hosts) or not session.heartbeats.neighbours
             gone = self.member.watchdog.gone_neighbour
             where = self.where()
             shutdown.report_failure(state, error, where, may_be_caught=may_be_caught, slow=slow, gone=gone)
@@ -813,7 +813,7 @@ class Guard:
                 self.member.post_row()
 
     def _exit_early(self, reason: Reason) -> None:
-        """Ends the fit where it is, as `sys.exit()` in the middle of it does. The marks tell the ranks that go on."""
+        """Ends the fit where it is, as `sys.exit()` within it does. The sync points tell the ranks that go on."""
         while self.state.spans:
             self._close_span("eval_end" if self.state.spans[-1].evaluation else "train_end", reason, False)
         self._pass("fit_end", "the fit", reason=reason, may_raise=False)
@@ -832,11 +832,11 @@ class Guard:
         """Makes a span the one in which batches are counted."""
         with self.state.lock:
             self.span = span
-            self._arm(span)
+            self._set_next_check(span)
 
     def _pass(
         self,
-        kind: MarkKind,
+        kind: SyncKind,
         span: str,
         *,
         reason: Reason = "",
@@ -844,7 +844,7 @@ class Guard:
         opens: SpanCounters | None = None,
         may_raise: bool = True,
     ) -> None:
-        """Passes a mark. The first rank there waits up to `hold` seconds, until all have passed it or one objects.
+        """Passes a sync point. The first rank there waits up to `hold` seconds, until all have passed or one objects.
 
         An objection that arrives in that time finds this rank in Python, and not yet in its next collective. That
         collective would wait for the other ranks too, so a wait for them takes no time from a healthy job.
@@ -853,15 +853,15 @@ class Guard:
         state = self.state
         # A pass that the garbage collector closes ends at no moment of the program.
         rates = self._checks.learning_rates.rates_at(kind, opens) if may_raise else ()
-        mark = state.mark(kind, span, reason, self.span, opens, rates)
-        index = state.reach(mark, opens)
+        sync_point = state.sync_point(kind, span, reason, self.span, opens, rates)
+        index = state.reach(sync_point, opens)
         if self.member is not None and state.end is None:
-            speaker = self.member.speaker
+            writer = self.member.writer
             agreement = Agreement(state, f"passed/{index}") if hold and self.agreed else None
             if not state.log.stands(index):
-                speaker.write(mark_entry(index, mark), lambda: state.need_not_write(index), hold, agreement)
+                writer.write(sync_entry(index, sync_point), lambda: state.need_not_write(index), hold, agreement)
             elif agreement is not None:
-                speaker.hand(agreement.count)
+                writer.submit(agreement.count)
         if may_raise:
             self._raise_if_diverged(coming=None if opens is None else 0)
 
@@ -871,29 +871,29 @@ class Guard:
         state, span = self.state, self.span
         if self.member is None:
             return
-        speaker, announces = self.member.speaker, last and span.compared and not span.ends
+        writer, announces = self.member.writer, last and span.compared and not span.ends
         if not last and state.only_ticks(span):
-            self._tick(span, speaker)
+            self._tick(span, writer)
             return
         state.look(last)
         if announces:
-            self._announce(span, speaker)
+            self._announce(span, writer)
         if span.compared and not span.evaluation and span.started % constants.TICK_BATCHES == 0:
-            self._tick(span, speaker)
+            self._tick(span, writer)
         if not span.evaluation:
             self._tell(lambda each: each.looked(span))
         self._raise_if_diverged(coming=0)
         with state.lock:
-            self._arm(span)
+            self._set_next_check(span)
 
-    def _arm(self, span: SpanCounters) -> None:
-        """Sets the alarm. Call it under the state's lock."""
+    def _set_next_check(self, span: SpanCounters) -> None:
+        """Sets `next_check_at`. Call it under the state's lock."""
         state, watched = self.state, self.member is not None
-        state.arm(span, watched=watched)
+        state.set_next_check(span, watched=watched)
         if watched and state.end is None and not span.evaluation and any(each.wants_batch for each in self._checks):
-            state.alarm = 0
+            state.next_check_at = 0
 
-    def _announce(self, span: SpanCounters, speaker: Speaker) -> None:
+    def _announce(self, span: SpanCounters, writer: Writer) -> None:
         """Announces the batch that closes a span, before this rank trains on it; waits as `_pass` does."""
         log, opened, last = self.state.log, span.opened, span.started
         agreement = None
@@ -901,11 +901,11 @@ class Guard:
             agreement = Agreement(self.state, f"announced/{opened}", lambda: log.announced(opened) == last)
         if log.announced(opened) is None:
             entry = self.state.announcement(span)
-            speaker.write(entry, lambda: log.announced(opened) is not None, _HOLD_SECONDS, agreement)
+            writer.write(entry, lambda: log.announced(opened) is not None, _HOLD_SECONDS, agreement)
         elif agreement is not None:
-            speaker.hand(agreement.count)
+            writer.submit(agreement.count)
 
-    def _tick(self, span: SpanCounters, speaker: Speaker) -> None:
+    def _tick(self, span: SpanCounters, writer: Writer) -> None:
         """Has what the checks have at this batch compared, in the background; nobody waits.
 
         The first rank to reach the batch writes its record under the batch's own key, later ones compare with it.
@@ -921,15 +921,15 @@ class Guard:
             record: dict[str, Any] = {"rank": state.rank}
             for part in parts:
                 record |= part.record
-            standing = channel.claim(at.key, record)
-            ranks = int(standing["rank"]), state.rank
-            if standing["rank"] == state.rank:  # once per batch compared: in an epoch of weeks, keys must not add up
+            logged = channel.compare_and_set(at.key, record)
+            ranks = int(logged["rank"]), state.rank
+            if logged["rank"] == state.rank:  # once per batch compared: in an epoch of weeks, keys must not add up
                 channel.delete(at.before(constants.KEPT_TICKS).key)
-            found = (part.compare(standing, ranks) for part in parts)
+            found = (part.compare(logged, ranks) for part in parts)
             if (verdict := next(filter(None, found), None)) is not None:
-                find_at_once(state, speaker, channel, verdict)
+                find_at_once(state, writer, channel, verdict)
 
-        speaker.hand(compare)
+        writer.submit(compare)
 
     def _schedule(self) -> ScheduleState:
         """The learning rates in force, and where their schedules stand."""
@@ -953,7 +953,7 @@ class Guard:
         """Lets go of the threads once this rank has stopped comparing."""
         if self.member is not None and self.member.failure:
             self.member.close_in_background()
-            self.member, self.state.alarm = None, NEVER
+            self.member, self.state.next_check_at = None, NEVER
 
     def _print_alone(self) -> None:
         """Prints this rank's warnings where there is no other rank, and so no thread that empties the outbox."""
@@ -970,13 +970,13 @@ class OtherRanks:
 
     Args:
         state: This rank's state.
-        speaker: The guard's speaker.
+        writer: The guard's writer.
         roll_call: The guard's roll calls.
     """
 
-    def __init__(self, state: State, speaker: Speaker, roll_call: RollCall) -> None:
-        self._state, self._speaker = state, speaker
-        questions = Questions(state, speaker)
+    def __init__(self, state: State, writer: Writer, roll_call: RollCall) -> None:
+        self._state, self._writer = state, writer
+        questions = Questions(state, writer)
         self.report, self.settle_report = roll_call.report, roll_call.settle_report
         self.ask, self.answer, self.settle_question = questions.ask, questions.answer, questions.settle
 
@@ -989,42 +989,42 @@ class OtherRanks:
         ranks: int = 0,
     ) -> None:
         """Compares a record with that of the rank that wrote first under the same key."""
-        state, speaker = self._state, self._speaker
+        state, writer = self._state, self._writer
 
         def compare(channel: Channel) -> None:
-            if (verdict := judge(channel.claim(key, dict(record())))) is not None:
-                find_at_once(state, speaker, channel, verdict)
+            if (verdict := judge(channel.compare_and_set(key, dict(record())))) is not None:
+                find_at_once(state, writer, channel, verdict)
             if ranks:
-                speaker.hand(count)  # behind what the judge may have asked: without the key, nothing more comes
+                writer.submit(count)  # behind what the judge may have asked: without the key, nothing more comes
 
         def count(channel: Channel) -> None:
             if channel.add(f"{key}/seen", 1) == ranks:
                 channel.delete(key)
                 channel.delete(f"{key}/seen")
 
-        speaker.hand(compare)
+        writer.submit(compare)
 
     def entries_read(self) -> int:
         """Returns how many entries of the log this rank needs no more."""
-        return self._speaker.link.passed
+        return self._writer.session.passed
 
     def all_have_read(self, entries: int) -> None:
         """Tells that no rank needs the first entries of the log any more."""
-        self._speaker.link.heartbeats.all_have_read(entries)
+        self._writer.session.heartbeats.all_have_read(entries)
 
     def forget(self, key: str, ranks: Sequence[int] = ()) -> None:
         """Deletes a key, or with ranks what these have reported under it, in the background."""
-        self._speaker.hand(lambda channel: channel.forget(key, ranks) if ranks else channel.delete(key))
+        self._writer.submit(lambda channel: channel.forget(key, ranks) if ranks else channel.delete(key))
 
 
-def find_at_once(state: State, speaker: Speaker, channel: Channel, verdict: Verdict) -> None:
+def find_at_once(state: State, writer: Writer, channel: Channel, verdict: Verdict) -> None:
     """Writes what a comparison has found, and not behind the later ones that wait.
 
-    Otherwise another rank could find the same by one of these first. Runs on the speaker thread.
+    Otherwise another rank could find the same by one of these first. Runs on the writer thread.
 
     Args:
         state: This rank's state.
-        speaker: The guard's speaker.
+        writer: The guard's writer.
         channel: The guard's channel.
         verdict: The finding.
     """
@@ -1032,4 +1032,4 @@ def find_at_once(state: State, speaker: Speaker, channel: Channel, verdict: Verd
     level = effect(verdict, state.settings.levels)
     if state.comparing and level != "off":
         entry = verdict_entry("end" if level == "raise" else "notice", verdict)
-        speaker.append(entry, lambda: state.is_written(entry))(channel)
+        writer.append(entry, lambda: state.is_written(entry))(channel)

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import cast
 
 from countoff.core.checks import KINDS
+from countoff.core.messages import nearest
 from countoff.core.verdict import Level, Verdict, VerdictKind
-from countoff.core.words import nearest
 
 __all__ = ["checked", "effect", "parsed"]
 

@@ -24,8 +24,8 @@ from typing import Any, Literal, NamedTuple, TypedDict, cast
 from countoff.core.finding import Finding
 from countoff.core.flag import FLAG, FLAG_TEXTS
 from countoff.core.levels import checked, parsed
+from countoff.core.messages import nearest
 from countoff.core.verdict import Level
-from countoff.core.words import nearest
 
 __all__ = ["SECRET_OPTIONS", "OptionValues", "Settings", "SettingsError", "variable_of"]
 

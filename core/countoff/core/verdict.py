@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any, Literal
 
-from countoff.core.words import count_of, names_of, plain
+from countoff.core.messages import count_of, names_of, plain
 
 Standing = Literal["out of step", "ran out first", "differ"]
 """What is proved of the ranks that a verdict names: they are the minority; the first of them ran out of data before the
@@ -69,7 +69,7 @@ class VerdictKind:
         ends: Whether it can end a job, if the user wants that.
         causes: By the verdict's subject; the empty one stands for all that are not listed.
         restart: Whether the job may end otherwise if it is started again.
-        label: What the line about the ranks begins with; empty: with the verdict's `standing`.
+        label: What the line about the ranks begins with; empty: with the verdict's `logged`.
         accuses: Whether that line is there at all.
     """
 
@@ -141,8 +141,8 @@ class Verdict:
         part: Which ranks these are, if they are a part of the job.
         behind: Ranks that have not got as far as the point in dispute, where they might decide it.
         hosts: Names of the hosts of these ranks, by rank, where the job has more than one host; see `at_hosts`.
-        mark_index: Index in the log's order of marks of the mark in dispute, or of the mark that opened the span whose
-            end was announced; -1 if no mark is in dispute.
+        sync_index: Index, among the log's sync points, of the one in dispute, or of that which opened the span whose
+            end was announced; -1 if no sync point is in dispute.
         announced: Whether that end was only announced.
         subject: What the verdict is about, where one kind can concern several things. A warning is printed once for
             each kind and subject.
@@ -163,7 +163,7 @@ class Verdict:
     spread_seconds: float | None = None
     counted: int = field(default=0, compare=False)
     subject: str = ""
-    mark_index: int = -1
+    sync_index: int = -1
     announced: bool = False
     standing: Standing = "out of step"
     world_size: int = field(default=0, compare=False)

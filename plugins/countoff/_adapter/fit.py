@@ -10,13 +10,13 @@ from typing import Any
 
 from countoff._adapter.held_datasets import dealt_rows, sampler_arguments
 from countoff._adapter.held_parameters import holders
+from countoff._adapter.messages import Messages
 from countoff._adapter.reads import Reads
 from countoff._adapter.schedule_watch import Schedule, ScheduleWatch, run_length
 from countoff._adapter.split_sample import split_sample
 from countoff._adapter.torch_facts import learning_rates, schedule_positions
 from countoff._adapter.weight_hashes import PendingReplicas, shared_models
 from countoff._adapter.whole_epochs import may_begin_inside, whole_epoch
-from countoff._adapter.words import Words
 from countoff.core import FitPlan, Guard, LoaderFacts, Settings, Verdict
 from countoff.core.arithmetic.totals import LOGGED, Totals, in_words
 from countoff.core.checks.framework import judge_length
@@ -25,7 +25,7 @@ from countoff.core.checks.short import EpochEnd, ShortEpochs, judge_run
 from countoff.core.checks.streams import sharded_twice
 from countoff.core.data.plain import ABSENT, attribute_of
 from countoff.core.protocol.fit_records import SchedulePlan, SharedModel, SplitSample
-from countoff.core.session.part import Part
+from countoff.core.session.subgroup import Subgroup
 
 __all__ = ["Fit", "OwnRank", "plan_of"]
 
@@ -52,7 +52,7 @@ class OwnRank:
     world_size: int
     dp_rank: int
     dp_degree: int
-    part: Part | None = None
+    part: Subgroup | None = None
     stage: int = 0
 
 
@@ -109,7 +109,7 @@ class Fit:
     def __init__(
         self,
         settings: Settings,
-        words: Words,
+        words: Messages,
         own: OwnRank,
         totals: Totals | None = None,
         *,

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from countoff._adapter.counted_loop import CountedLoop
 from countoff._adapter.even_loaders import even_pass
 from countoff._adapter.fit import Fit, OwnRank
+from countoff._adapter.messages import Messages
 from countoff._adapter.passes import Count
 from countoff._adapter.weakly import weakly
-from countoff._adapter.words import Words
 from countoff.core import Guard, LoaderFacts, Settings
 from countoff.core.data.plain import ABSENT, in_class
 
@@ -317,7 +317,7 @@ class OwnLoop(ABC):
 def _copy_of(kind: type[OwnLoop]) -> OwnLoop:
     """Returns a copy of a `Countoff`, which is off: what holds it may be an average of a model, or in a worker."""
     copied, settings = kind.__new__(kind), Settings(enabled=False)
-    loop = CountedLoop(Fit(settings, Words("", "{}", {}), OwnRank(0, 1, 0, 1)), own=True)
+    loop = CountedLoop(Fit(settings, Messages("", "{}", {}), OwnRank(0, 1, 0, 1)), own=True)
     vars(copied).update(_settings=settings, _loop=loop, _claims={})
     return copied
 

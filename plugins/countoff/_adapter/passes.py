@@ -359,7 +359,7 @@ class Count:
                 ended_before = ahead is not None and ahead.end_of_dataloader
                 if more:
                     counters.started = started = counters.started + 1
-                    if started >= self._state.alarm and span is not None and span.open:
+                    if started >= self._state.next_check_at and span is not None and span.open:
                         self._guard.look()
                 began = time.perf_counter()
                 try:
@@ -371,7 +371,7 @@ class Count:
                     counters.loader_seconds += time.perf_counter() - began
                 if not more:
                     counters.started = started = counters.started + 1
-                    if started >= self._state.alarm and span is not None and span.open:
+                    if started >= self._state.next_check_at and span is not None and span.open:
                         self._guard.look()
                 if span is not None:
                     if self._fingerprints_due and span.open:

@@ -20,7 +20,7 @@ from countoff._adapter.weakly import weakly
 from countoff.core import LoaderFacts
 from countoff.core.data.plain import attribute_of
 from countoff.core.data.unobserved import unobserved
-from countoff.core.session.part import Part
+from countoff.core.session.subgroup import Subgroup
 
 _LIBRARIES = ("torch", "torchdata", "accelerate", "streaming", "lightning", "pytorch_lightning", "lightning_fabric")
 """Packages whose loaders give the batches of their samplers, each once."""
@@ -33,7 +33,7 @@ def rank_and_world_size() -> tuple[int, int]:
     return 0, 1
 
 
-def part_of(group: Any) -> Part | None:
+def subgroup_of(group: Any) -> Subgroup | None:
     """Returns the part of the job that a process group is; None without a group.
 
     Args:
@@ -49,7 +49,7 @@ def part_of(group: Any) -> Part | None:
     ranks = dist.get_process_group_ranks(group) if isinstance(group, dist.ProcessGroup) else []
     if rank not in ranks:
         raise ValueError(f"rank {rank} is not in the group: make Countoff(group=…) on the ranks of the group alone")
-    return Part(tuple(sorted(ranks)), group, group.group_name)
+    return Subgroup(tuple(sorted(ranks)), group, group.group_name)
 
 
 def versions(*packages: str) -> dict[str, str]:

@@ -14,18 +14,18 @@ from countoff._adapter.even_loaders import proven_length, saves_state
 from countoff._adapter.fit import Fit, OwnRank, plan_of
 from countoff._adapter.forward_passes import check_modules, count_forward_passes
 from countoff._adapter.mesh_position import dp_position, loader_position, stage
+from countoff._adapter.messages import Messages
 from countoff._adapter.own_loop import OwnLoop
 from countoff._adapter.sampling import known_length
 from countoff._adapter.schedule_watch import Schedule
 from countoff._adapter.torch_facts import (
     NamedOptimizers,
-    part_of,
     rank_and_world_size,
     shown_facts,
+    subgroup_of,
     versions,
 )
 from countoff._adapter.weakly import weakly
-from countoff._adapter.words import Words
 from countoff.core import LoaderFacts, Settings, SettingsError
 from countoff.core.arithmetic.batches import check_count
 from countoff.core.arithmetic.totals import Totals
@@ -62,7 +62,7 @@ class TorchLoop(OwnLoop):
     def __init__(
         self,
         settings: Settings,
-        words: Words,
+        words: Messages,
         packages: Sequence[str] = (),
         *,
         optimizer: Any,
@@ -83,7 +83,7 @@ class TorchLoop(OwnLoop):
             raise SettingsError("weights_every needs the model whose weights are compared: Countoff(model=…)")
         if settings.enabled:
             check_modules(_listed(model))
-        part = part_of(group) if settings.enabled else None
+        part = subgroup_of(group) if settings.enabled else None
         ranks = range(world_size) if part is None else part.ranks
         dp_rank, dp_degree = _position(mesh, data_dims, rank, ranks)
         self._own = OwnRank(rank, len(ranks), dp_rank, dp_degree, part, stage(mesh))

@@ -17,9 +17,9 @@ from countoff._composer.checkpoints import record_of, restore
 from countoff._composer.displays import show, show_in_console
 from countoff._composer.evaluations import Evaluations
 from countoff._composer.loader_report import LoaderReport, batches_when_resumed, read_loader, unused_batches
+from countoff._composer.messages import MESSAGES
 from countoff._composer.schedules import schedules
 from countoff._composer.state import exception_at_close, length_of, own_schedulers, plan_of, position_of
-from countoff._composer.words import WORDS
 from countoff.core import DivergenceError, Settings
 
 __all__ = ["ComposerFit"]
@@ -45,13 +45,13 @@ class ComposerFit:
     """
 
     def __init__(self, state: Any, settings: Settings, *, train: bool, corrected: int | None = None) -> None:
-        self._settings = settings = with_common_end(settings, WORDS.framework)
+        self._settings = settings = with_common_end(settings, MESSAGES.framework)
         self._corrected = corrected
         rank, world_size = rank_and_world_size()
         self._own = OwnRank(rank, world_size, *position_of(state, rank=rank, world_size=world_size))
         self.fit = Fit(
             settings,
-            WORDS,
+            MESSAGES,
             self._own,
             steps_before=int(state.timestamp.batch),
             optimizers=lambda: state.optimizers,

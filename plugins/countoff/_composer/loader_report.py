@@ -10,17 +10,17 @@ from typing import Any
 from countoff._adapter.fit import OwnRank
 from countoff._adapter.loader_observer import ObservedPass, samples_in
 from countoff._adapter.torch_facts import loader_facts, reported_length
-from countoff._composer.streaming import has_known_iterator, streaming_dataset, streaming_facts
-from countoff._composer.streaming_facts import StreamingFacts
-from countoff._composer.streaming_pass import streaming_pass
-from countoff._composer.words import (
-    WORDS,
+from countoff._composer.messages import (
+    MESSAGES,
     consequences,
     consequences_in_evaluation,
     remedy_of_length,
     uneven_by_design,
     with_correction,
 )
+from countoff._composer.streaming import has_known_iterator, streaming_dataset, streaming_facts
+from countoff._composer.streaming_facts import StreamingFacts
+from countoff._composer.streaming_pass import streaming_pass
 from countoff.core import LoaderFacts, Verdict
 from countoff.core.arithmetic.plan import BatchPlan, LoaderPass
 from countoff.core.arithmetic.totals import Totals
@@ -172,7 +172,7 @@ def read_loader(
     if evaluator:
         counted_by, effect = f"Composer's evaluator {evaluator!r}", consequences_in_evaluation
     else:
-        counted_by, effect = WORDS.framework, partial(consequences, epochs=epochs)
+        counted_by, effect = MESSAGES.framework, partial(consequences, epochs=epochs)
     return LoaderReport(facts, totals, batches, streaming, uneven, limit, fixes, counted_by, effect)
 
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 from countoff._adapter.fit import OwnRank
 from countoff._adapter.mesh_position import data_position
 from countoff._composer.loader_report import LoaderReport
-from countoff._composer.words import equal_for_interval, equal_for_schedule
+from countoff._composer.messages import equal_for_interval, equal_for_schedule
 from countoff.core import FitPlan
 
 __all__ = [

@@ -20,6 +20,7 @@ from countoff._adapter.whole_epochs import may_begin_inside
 from countoff._lightning.checkpoints import record_of, restore
 from countoff._lightning.evaluations import Evaluations
 from countoff._lightning.fetchers import seen_exhausted
+from countoff._lightning.messages import MESSAGES, with_remedy
 from countoff._lightning.train_epochs import TrainEpochs
 from countoff._lightning.trainer import (
     after_teardown,
@@ -35,7 +36,6 @@ from countoff._lightning.trainer import (
     set_length,
     train_facts,
 )
-from countoff._lightning.words import WORDS, with_remedy
 from countoff.core import FitPlan, Settings, Verdict
 from countoff.core.arithmetic.totals import Totals
 
@@ -57,7 +57,7 @@ def common_length(trainer: Any, settings: Settings, own: int | None) -> int | No
         settings: The user's choices.
         own: The length of this rank's loader; None if it has none.
     """
-    fit = Fit(replace(settings, trace_dir=None), WORDS, _own_rank(trainer))  # the fit itself is traced
+    fit = Fit(replace(settings, trace_dir=None), MESSAGES, _own_rank(trainer))  # the fit itself is traced
     try:
         fit.begin(FitPlan(), {}, own_length=own)
         fit.guard.fit_end()
@@ -87,7 +87,7 @@ class LightningFit:
         own = _own_rank(trainer, getattr(trainer.strategy, "device_mesh", None))
         self._fit = Fit(
             settings,
-            WORDS,
+            MESSAGES,
             own,
             steps_before=trainer.global_step,
             optimizers=lambda: trainer.optimizers,

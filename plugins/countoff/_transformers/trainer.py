@@ -22,7 +22,7 @@ from countoff._accelerate.streams import watch_stream
 from countoff._adapter import torch_facts
 from countoff._adapter.counted_loop import CountedLoop
 from countoff._adapter.schedule_watch import Schedule
-from countoff._transformers.words import why_equal_lengths
+from countoff._transformers.messages import why_equal_lengths
 from countoff.core import FitPlan, LoaderFacts, Settings, Verdict
 from countoff.core.checks.framework import WRONG_TOTAL
 

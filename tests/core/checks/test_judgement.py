@@ -8,7 +8,7 @@ import pytest
 from countoff.core.checks import judge
 from countoff.core.checks.lost import lost_rank
 from countoff.core.checks.uneven import EVALUATION, WHO_EVALUATES
-from countoff.core.protocol.records import Mark, verdict_from_json, verdict_to_json
+from countoff.core.protocol.records import SyncPoint, verdict_from_json, verdict_to_json
 from countoff.core.protocol.rows import odd_ranks, ranks_behind
 from countoff.core.protocol.rule import Divergence
 from countoff.core.verdict import Remedies, Verdict, remedy_for
@@ -28,11 +28,11 @@ DECISIONS = (
 )
 
 
-def closing(reason: Literal["exhausted", "stopped"], at: int = 4, **counts: Any) -> Mark:
-    return Mark("train_end", EPOCH, at=at, reason=reason, rank=1, **counts)
+def closing(reason: Literal["exhausted", "stopped"], at: int = 4, **counts: Any) -> SyncPoint:
+    return SyncPoint("train_end", EPOCH, at=at, reason=reason, rank=1, **counts)
 
 
-def uneven(standing: Mark, count: int, own: Mark | None = None, *, evaluation: bool = False) -> Verdict:
+def uneven(standing: SyncPoint, count: int, own: SyncPoint | None = None, *, evaluation: bool = False) -> Verdict:
     """The verdict of rank 0, which cannot follow rank 1's mark."""
     return judge(Divergence("UnevenBatches", standing, count, own, evaluation=evaluation), 0)
 
@@ -50,7 +50,7 @@ def test_a_stop_against_a_batch_begun() -> None:
 
 
 def test_an_evaluation_begun_early_against_a_batch_begun() -> None:
-    found = uneven(Mark("eval_start", "validation", at=1, rank=1), 2)
+    found = uneven(SyncPoint("eval_start", "validation", at=1, rank=1), 2)
     assert found.sentence == "rank 1 began validation after 1 train batch; rank 0 has begun batch 2."
     assert (found.subject, found.standing) == (WHO_EVALUATES, "differ")
     assert found.why.startswith("Not all ranks evaluate there.")
@@ -58,31 +58,31 @@ def test_an_evaluation_begun_early_against_a_batch_begun() -> None:
 
 def test_an_evaluation_after_the_last_batch_is_about_the_loaders() -> None:
     """A rank that evaluates because its train loader holds no more has a short loader."""
-    found = uneven(Mark("eval_start", "validation", at=4, rank=1, reason="exhausted"), 5)
+    found = uneven(SyncPoint("eval_start", "validation", at=4, rank=1, reason="exhausted"), 5)
     assert found.sentence == "rank 1 began validation after 4 train batches; rank 0 has batch 5."
     assert (found.subject, found.standing, found.why) == ("", "ran out first", LOADERS)
 
 
 def test_the_loader_that_ended_first_comes_first() -> None:
-    """Of two ranks whose loaders have ended, the shorter one is named first, whichever wrote its mark first."""
-    standing = Mark("eval_end", "validation", at=3, reason="exhausted", rank=1)
-    found = uneven(standing, 2, Mark("eval_end", "validation", at=2, reason="exhausted"), evaluation=True)
+    """Of two ranks whose loaders have ended, the shorter one is named first, whichever wrote its sync point first."""
+    standing = SyncPoint("eval_end", "validation", at=3, reason="exhausted", rank=1)
+    found = uneven(standing, 2, SyncPoint("eval_end", "validation", at=2, reason="exhausted"), evaluation=True)
     sides = (
         "rank 0 ran out of data after 2 batches of validation; rank 1 ran out of data after 3 batches of validation."
     )
     assert (found.sentence, found.ranks, found.standing) == (sides, (0, 1), "ran out first")
 
 
-def test_two_marks_of_one_index_tell_what_each_rank_did() -> None:
-    found = uneven(closing("exhausted", at=1), 2, Mark("eval_start", "validation", at=2))
+def test_two_sync_points_of_one_index_tell_what_each_rank_did() -> None:
+    found = uneven(closing("exhausted", at=1), 2, SyncPoint("eval_start", "validation", at=2))
     did = "rank 1 ran out of data after 1 batch of train epoch 0; rank 0 began validation after 2 train batches."
     assert found.sentence == did
 
 
 def test_evaluations_tell_the_batches_of_each_loader() -> None:
     """The verdict on evaluations of several loaders names the batches of each loader."""
-    theirs = Mark("eval_end", "validation", at=5, reason="exhausted", counts=(3, 2), rank=1)
-    mine = Mark("eval_end", "validation", at=5, reason="exhausted", counts=(2, 3))
+    theirs = SyncPoint("eval_end", "validation", at=5, reason="exhausted", counts=(3, 2), rank=1)
+    mine = SyncPoint("eval_end", "validation", at=5, reason="exhausted", counts=(2, 3))
     found = uneven(theirs, 5, mine, evaluation=True)
     sides = ("rank 1 ran out of data after 5 batches (3 + 2)", "rank 0 ran out of data after 5 batches (2 + 3)")
     assert found.sentence == f"{sides[0]} of validation; {sides[1]} of validation."
@@ -94,8 +94,8 @@ def test_evaluations_tell_the_batches_of_each_loader() -> None:
     ("kind", "did"),
     [("fit_start", "began the fit"), ("fit_end", "ended the fit"), ("train_start", "began train epoch 0")],
 )
-def test_a_mark_without_counts_tells_what_the_rank_did(kind: Any, did: str) -> None:
-    found = uneven(Mark(kind, EPOCH, rank=1), 4, closing("exhausted"))
+def test_a_sync_point_without_counts_tells_what_the_rank_did(kind: Any, did: str) -> None:
+    found = uneven(SyncPoint(kind, EPOCH, rank=1), 4, closing("exhausted"))
     assert found.sentence == f"rank 1 {did}; rank 0 ran out of data after 4 batches of train epoch 0."
 
 
@@ -113,16 +113,16 @@ def test_as_many_steps_after_other_batches() -> None:
 
 def test_another_position_names_both_and_the_checkpoint() -> None:
     """A rank that resumes at another batch is told before its first batch, not where the loaders end."""
-    first, own = (Mark("train_start", EPOCH, at=at, rank=rank) for rank, at in enumerate((5, 6)))
-    found = judge(Divergence("PlanMismatch", first, 6, own, mark_index=2), 1)
+    first, own = (SyncPoint("train_start", EPOCH, at=at, rank=rank) for rank, at in enumerate((5, 6)))
+    found = judge(Divergence("PlanMismatch", first, 6, own, sync_index=2), 1)
     assert found.headline == "PlanMismatch: rank 0 began train epoch 0 after 5 batches of it, rank 1 after 6 batches."
     assert remedy_for(found, {}).startswith("resume every rank from the same checkpoint")
-    assert (found.ranks, found.subject, found.mark_index) == ((0, 1), "position", 2)
+    assert (found.ranks, found.subject, found.sync_index) == ((0, 1), "position", 2)
 
 
 def test_a_rank_that_exits_is_lost() -> None:
     """A rank that exits is named, and not those that continue, whichever of them proves it."""
-    left, ended = Mark("train_end", EPOCH, at=3, reason="exited", rank=1), closing("exhausted")
+    left, ended = SyncPoint("train_end", EPOCH, at=3, reason="exited", rank=1), closing("exhausted")
     other = dataclasses.replace(ended, rank=2)
     for divergence, rank in (
         (Divergence("UnevenBatches", left, 4), 2),

@@ -16,8 +16,8 @@ from countoff.core.checks.resume import ScheduleState
 from countoff.core.protocol.counters import SpanCounters, TickPlace
 from countoff.core.protocol.log import LogView
 from countoff.core.protocol.micro_batches import MicroBatchLog
-from countoff.core.protocol.records import RECORD_BYTES, FitPlan, Mark, MicroCounts, mark_entry, verdict_entry
-from countoff.core.protocol.rule import compare_marks
+from countoff.core.protocol.records import RECORD_BYTES, FitPlan, MicroCounts, SyncPoint, sync_entry, verdict_entry
+from countoff.core.protocol.rule import compare_sync_points
 from countoff.core.session.state import State
 from countoff.core.session.store.channel import encode
 from countoff.core.settings import Settings
@@ -108,8 +108,8 @@ def test_a_verdict_names_the_first_batch_that_differs_and_both_counts() -> None:
     found = compare_micro_batches(mine, "at batch 4", 4)(told.to_json(), (0, 1))
     assert found is not None
     assert found.sentence == "in batch 3 of train epoch 0, rank 0 ran 4 micro-batches, rank 1 3."
-    standing = Mark("train_end", EPOCH, 4, "exhausted", 4, 9, rank=0, micro=told)
-    divergence = compare_marks(standing, dataclasses.replace(standing, rank=1, micro=mine))
+    standing = SyncPoint("train_end", EPOCH, 4, "exhausted", 4, 9, rank=0, micro=told)
+    divergence = compare_sync_points(standing, dataclasses.replace(standing, rank=1, micro=mine))
     assert divergence is not None
     verdict = judge(divergence, 1)
     assert (verdict.kind, verdict.sentence, verdict.ranks) == ("StepMismatch", found.sentence, (0, 1))
@@ -163,11 +163,11 @@ def test_other_learning_rates_are_found_beside_other_micro_batches() -> None:
 
 
 def test_other_micro_batches_leave_a_rank_on_its_side() -> None:
-    """A rank that agrees with a disputed mark in batches and steps has agreed with it."""
-    standing = Mark("train_end", EPOCH, 4, "exhausted", 4, 9, rank=0, micro=opened(4)[0].take())
+    """A rank that agrees with a disputed sync point in batches and steps has agreed with it."""
+    standing = SyncPoint("train_end", EPOCH, 4, "exhausted", 4, 9, rank=0, micro=opened(4)[0].take())
     for steps, side in ((4, True), (3, False)):
         log = LogView()
-        log.receive_mark(0, standing, ())
+        log.receive_sync_point(0, standing, ())
         log.reach(dataclasses.replace(standing, rank=1, steps=steps, micro=opened(5)[0].take()))
         assert log.side(1, 0, False, ()) is side
 
@@ -185,14 +185,16 @@ def test_a_verdict_without_the_batch_is_still_true(theirs: MicroCounts) -> None:
 
 
 def test_the_counts_of_any_steps_fit_into_a_record() -> None:
-    """Whatever ranks run, a tick and a mark fit into their records; the last steps are left out first."""
+    """Whatever ranks run, a tick and a sync point fit into their records; the last steps are left out first."""
     taken = passes(*(random.Random(step).randrange(10**9) for step in range(1000))).take()
     assert len(taken.counts) == 512
     rates = [-1.2345678901234567e-300] * 8
     tick = {"rank": 99_999, "steps": 10**9, "step_hash": 2**48 - 1, "rates": rates, **taken.to_json()}
     name = "会" * 9
-    mark = Mark("eval_start", name, 10**9, "exhausted", 10**9, 2**48 - 1, (), 99_999, 1700000000.123456, taken)
-    for record in (tick, mark_entry(10**9, mark)):
+    sync_point = SyncPoint(
+        "eval_start", name, 10**9, "exhausted", 10**9, 2**48 - 1, (), 99_999, 1700000000.123456, taken
+    )
+    for record in (tick, sync_entry(10**9, sync_point)):
         assert len(encode(record)) <= RECORD_BYTES
     told = MicroCounts.from_json(json.loads(json.dumps(taken.to_json())))
     assert 0 < len(told.counts) < 512

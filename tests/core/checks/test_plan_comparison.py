@@ -19,11 +19,11 @@ from countoff.core.checks.plan import (
     judge_settings,
 )
 from countoff.core.levels import effect
+from countoff.core.messages import ranks_by
 from countoff.core.protocol.records import FitPlan
 from countoff.core.session.state import State
 from countoff.core.settings import Settings
 from countoff.core.verdict import Verdict, remedy_for
-from countoff.core.words import ranks_by
 
 
 def test_the_smallest_group_comes_first() -> None:

@@ -15,14 +15,14 @@ from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.rates import RateLog, parse_rates
 from countoff.core.protocol.records import (
     FitPlan,
-    Mark,
-    MarkKind,
     MicroCounts,
-    mark_entry,
+    SyncKind,
+    SyncPoint,
+    sync_entry,
     verdict_from_json,
     verdict_to_json,
 )
-from countoff.core.protocol.rule import compare_marks
+from countoff.core.protocol.rule import compare_sync_points
 from countoff.core.session.state import State
 from countoff.core.session.store.channel import encode
 from countoff.core.settings import Settings
@@ -31,7 +31,7 @@ from tests.fake_store import FakeStore
 from tests.other_ranks import KeptRecords
 
 EPOCH = "train epoch 0"
-END = Mark("train_end", EPOCH, 12, "exhausted", 12, 9, rank=0, rates=(0.1, 0.2))
+END = SyncPoint("train_end", EPOCH, 12, "exhausted", 12, 9, rank=0, rates=(0.1, 0.2))
 
 
 @pytest.mark.parametrize(
@@ -43,9 +43,9 @@ END = Mark("train_end", EPOCH, 12, "exhausted", 12, 9, rank=0, rates=(0.1, 0.2))
         ("eval_end", "validation", "at the end of validation within a train epoch"),
     ],
 )
-def test_marks_with_other_rates_are_a_mismatch(kind: MarkKind, span: str, words: str) -> None:
+def test_sync_points_with_other_rates_are_a_mismatch(kind: SyncKind, span: str, words: str) -> None:
     standing = dataclasses.replace(END, kind=kind, span=span)
-    divergence = compare_marks(standing, dataclasses.replace(standing, rank=3, rates=(0.1, 0.3)), 5)
+    divergence = compare_sync_points(standing, dataclasses.replace(standing, rank=3, rates=(0.1, 0.3)), 5)
     assert divergence is not None
     verdict = judge(divergence, 3)
     assert (verdict.kind, verdict.ranks, verdict.standing, verdict.point) == (
@@ -61,20 +61,20 @@ def test_marks_with_other_rates_are_a_mismatch(kind: MarkKind, span: str, words:
 @pytest.mark.parametrize("rates", [(), (0.1,), (0.1, 0.2, 0.3), (0.1, 0.2)])
 def test_unknown_rates_and_other_groups_prove_nothing(rates: tuple[float, ...]) -> None:
     """A rank of another version writes no rates, and a stage of a pipeline may have other parameter groups."""
-    assert compare_marks(END, dataclasses.replace(END, rank=1, rates=rates)) is None
+    assert compare_sync_points(END, dataclasses.replace(END, rank=1, rates=rates)) is None
 
 
 def test_counts_come_before_rates() -> None:
     other = dataclasses.replace(END, rank=1, steps=11, rates=(0.5, 0.5))
-    divergence = compare_marks(END, other)
+    divergence = compare_sync_points(END, other)
     assert divergence is not None
     assert divergence.kind == "StepMismatch"
 
 
-def test_rates_are_read_back_from_a_mark() -> None:
-    assert Mark.from_json(json.loads(json.dumps(END.to_json()))) == END
+def test_rates_are_read_back_from_a_sync_point() -> None:
+    assert SyncPoint.from_json(json.loads(json.dumps(END.to_json()))) == END
     older = {name: value for name, value in END.to_json().items() if name != "rates"}
-    assert Mark.from_json(older).rates == ()
+    assert SyncPoint.from_json(older).rates == ()
 
 
 @pytest.mark.parametrize("rates", ["0.1", [0.1] * 9, ["x"], [None], {"a": 1}, [10**400]])
@@ -83,14 +83,16 @@ def test_rates_that_are_none_are_refused(rates: Any) -> None:
         parse_rates({"rates": rates})
 
 
-def test_a_mark_with_eight_rates_fits_into_a_record() -> None:
+def test_a_sync_point_with_eight_rates_fits_into_a_record() -> None:
     micro = MicroCounts(2**48 - 1, 10**9, tuple(10**8 + each for each in range(40)))
     long = (-1.2345678901234567e-300,) * 8
-    for mark in (
-        Mark("eval_start", "é" * 10, 10**9, "exhausted", 10**9, 2**48 - 1, (), 99_999, 1700000000.123456, micro, long),
-        Mark("eval_end", "x" * 58, 10**9, "exhausted", 10**9, 2**48 - 1, (10**6,) * 33, 99_999, 1.5, rates=long),
+    for sync_point in (
+        SyncPoint(
+            "eval_start", "é" * 10, 10**9, "exhausted", 10**9, 2**48 - 1, (), 99_999, 1700000000.123456, micro, long
+        ),
+        SyncPoint("eval_end", "x" * 58, 10**9, "exhausted", 10**9, 2**48 - 1, (10**6,) * 33, 99_999, 1.5, rates=long),
     ):
-        encode(mark_entry(10**9, mark))
+        encode(sync_entry(10**9, sync_point))
 
 
 def test_the_first_steps_are_compared() -> None:

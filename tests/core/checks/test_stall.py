@@ -20,7 +20,7 @@ from countoff.core.session.store.channel import encode
 from countoff.core.session.threads import stall as module
 from countoff.core.session.threads.stall import Stall
 from countoff.core.verdict import Level
-from tests.fake_store import FakeSpeaker, FakeStore
+from tests.fake_store import FakeStore, FakeWriter
 from tests.outbox import drain, printed, written
 
 EPOCH = "train epoch 0"
@@ -316,8 +316,8 @@ class Stalled:
 
     def __init__(self, present: list[int], store: FakeStore | None = None) -> None:
         self.state = State(0, len(present) or 2, Settings(stall_seconds=0.001), {}, present=present)
-        self.speaker = FakeSpeaker(self.state, store or FakeStore())
-        self.stall = Stall(self.state, self.speaker)
+        self.writer = FakeWriter(self.state, store or FakeStore())
+        self.stall = Stall(self.state, self.writer)
         self.stall.look()
         self.stall.moved_at -= 1
         self.stall.look()
@@ -412,9 +412,9 @@ def test_a_rank_that_has_said_goodbye_is_not_asked() -> None:
         begin_fit(store, rank)
     say_goodbye(store, 1)
     stalled = Stalled([0, 1, 2], store)
-    assert not stalled.speaker.poll_once()
+    assert not stalled.writer.poll_once()
     store.set("stall/2", store.get("stall/0") | {"rank": 2})
-    assert stalled.speaker.poll_once()
+    assert stalled.writer.poll_once()
     (verdict,) = printed(stalled.state)
     assert [line["rank"] for line in verdict.rows] == [0, 2]
 
@@ -422,17 +422,17 @@ def test_a_rank_that_has_said_goodbye_is_not_asked() -> None:
 def test_a_roll_call_longer_than_a_stall_is_none() -> None:
     """As long as rank 0 does not know which ranks are present, there is no stall."""
     stalled = Stalled([])
-    assert stalled.speaker.poll_once()
+    assert stalled.writer.poll_once()
     assert (printed(stalled.state), stalled.state.proposed) == ([], None)
 
 
 def test_progress_of_one_rank_makes_it_no_stall() -> None:
     """A rank that has made progress in the meantime reports that in its record, and nothing is printed."""
     stalled = Stalled([0, 1])
-    store = stalled.speaker.store
-    assert len(stalled.speaker.pollables) == 1
+    store = stalled.writer.store
+    assert len(stalled.writer.pollables) == 1
     store.set("stall/1", {"moved": True})
-    assert stalled.speaker.poll_once()
+    assert stalled.writer.poll_once()
     assert printed(stalled.state) == []
     stalled.state.steps += 1
     stalled.stall.posted = True
@@ -449,7 +449,7 @@ def test_after_a_stall_only_one_that_is_twice_as_long_is_reported(monkeypatch: p
         begin_fit(store, rank)
     stalled = Stalled([0, 1], store)
     stalled.state.settings = Settings(stall_seconds=10.0)
-    stalled.stall = Stall(stalled.state, stalled.speaker)
+    stalled.stall = Stall(stalled.state, stalled.writer)
     stalled.stall.look()
 
     def seconds_until_reported(longest: int) -> int | None:
@@ -459,7 +459,7 @@ def test_after_a_stall_only_one_that_is_twice_as_long_is_reported(monkeypatch: p
             now += 1.0
             stalled.stall.look()
             store.set("stall/1", store.get("stall/0") | {"rank": 1})
-            stalled.speaker.poll_once()
+            stalled.writer.poll_once()
             if (found := printed(stalled.state)) and second:
                 assert found[0].sentence.startswith(f"no rank has made progress for {second - 1} s;")
                 return second

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from countoff._adapter.dealt_streams import stream_facts
-from countoff._adapter.words import data_remedies
+from countoff._adapter.messages import data_remedies
 from countoff.core import constants
 from countoff.core.checks.check import FitStart
 from countoff.core.checks.data import DataIdentity

@@ -12,13 +12,13 @@ from countoff.core import Settings
 from countoff.core.checks.check import FitStart
 from countoff.core.checks.weights import Replicas, Weights, digests_of, judge_weights
 from countoff.core.guard import OtherRanks
+from countoff.core.messages import clip
 from countoff.core.protocol.actions import WriteEntry
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.records import RECORD_BYTES, FitPlan, verdict_to_json
 from countoff.core.session.state import State
 from countoff.core.session.store.channel import ChannelError, encode
-from countoff.core.words import clip
-from tests.fake_store import FakeSpeaker, FakeStore
+from tests.fake_store import FakeStore, FakeWriter
 
 MANY = 5_000
 LONG = "module.decoder.layers.127.mixture.experts.255.a_name_that_is_far_too_long_for_a_record." * 4
@@ -34,14 +34,14 @@ class Job:
     def __init__(self, ranks: int) -> None:
         self.store = FakeStore()
         self.states = [State(rank, ranks, Settings(weights_every=2), {}) for rank in range(ranks)]
-        self.speakers = [FakeSpeaker(state, self.store) for state in self.states]
+        self.writers = [FakeWriter(state, self.store) for state in self.states]
         self.pending: list[Any] = [None] * ranks
         self.checks = [Weights(state, lambda rank=state.rank: self.pending[rank]) for state in self.states]
         self.questions: list[dict[str, Any]] = []
-        for state, speaker, check in zip(self.states, self.speakers, self.checks, strict=True):
-            speaker.append = self.append  # pyright: ignore[reportAttributeAccessIssue]
+        for state, writer, check in zip(self.states, self.writers, self.checks, strict=True):
+            writer.append = self.append  # pyright: ignore[reportAttributeAccessIssue]
             call: Any = SimpleNamespace(report=None, settle_report=None)
-            check.fit_started(FitStart(FitPlan(), {}), OtherRanks(state, speaker, call))
+            check.fit_started(FitStart(FitPlan(), {}), OtherRanks(state, writer, call))
 
     def append(self, entry: dict[str, Any], redundant: Any = lambda: False) -> Any:
         def job(channel: Any) -> None:
@@ -66,8 +66,8 @@ class Job:
             for entry in entries:
                 for state in self.states:
                     state.receive(entry)
-            for speaker in self.speakers:
-                speaker.poll_once()
+            for writer in self.writers:
+                writer.poll_once()
 
 
 def noted(job: Job) -> list[str]:
@@ -277,8 +277,8 @@ class Training:
         self.state = State(0, 2, Settings(weights_every=every), {})
         self.check = Weights(self.state, begin)
         self.span = SpanCounters("train epoch 0", opened=1)
-        self.speaker, call = FakeSpeaker(self.state, self.store), SimpleNamespace(report=None, settle_report=None)
-        self.check.fit_started(FitStart(FitPlan(), {}), OtherRanks(self.state, self.speaker, call))  # pyright: ignore[reportArgumentType]
+        self.writer, call = FakeWriter(self.state, self.store), SimpleNamespace(report=None, settle_report=None)
+        self.check.fit_started(FitStart(FitPlan(), {}), OtherRanks(self.state, self.writer, call))  # pyright: ignore[reportArgumentType]
 
     def step(self, steps: int) -> bool:
         """Tells that so many steps are applied; whether the check waits for the next batch now."""
@@ -310,7 +310,7 @@ def test_a_check_is_due_after_every_nth_step_at_the_next_batch() -> None:
 def test_nothing_is_checked_behind_a_difference() -> None:
     training = Training(2)
     training.state.receive(question(asked={"steps": 3}))
-    training.speaker.poll_once()
+    training.writer.poll_once()
     training.step(4)
     assert not training.look(5)
     assert training.compared == []

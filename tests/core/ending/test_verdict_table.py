@@ -78,7 +78,7 @@ def test_a_rank_that_has_not_looked_for_its_neighbours_prints_one_line(capsys: p
 def test_odd_ranks_come_first_in_the_published_table() -> None:
     """Rank 0 names the minority, puts its rows first and tells how long it took until every rank knew."""
     store = FakeStore()
-    verdict = Verdict("UnevenBatches", "they differ.", (1, 0), time=100.0, mark_index=4)
+    verdict = Verdict("UnevenBatches", "they differ.", (1, 0), time=100.0, sync_index=4)
     rows = {
         rank: {**row(rank, None, 0, ""), "known": 100.5 + rank, "failure": "", "side": rank != 2} for rank in range(4)
     }
@@ -91,7 +91,7 @@ def test_odd_ranks_come_first_in_the_published_table() -> None:
 def test_a_majority_names_the_odd_rank_and_those_that_have_not_got_so_far() -> None:
     """The sixth of six ranks may be short as well: nobody can know yet."""
     store = FakeStore()
-    verdict = Verdict("UnevenBatches", "they differ.", (5, 0), mark_index=1, announced=True)
+    verdict = Verdict("UnevenBatches", "they differ.", (5, 0), sync_index=1, announced=True)
     rows = {
         rank: {
             **row(rank, SpanCounters("train epoch 0", started=3 if rank == 1 else 4), 0, "in batch 4"),
@@ -108,7 +108,7 @@ def test_ranks_that_have_not_got_so_far_are_told_apart() -> None:
     """Where one loader has ended, one rank has more and two have not got there, only the first is named."""
     store = FakeStore()
     sentence = "rank 0 ran out of data after 4 batches of train epoch 0; rank 2 has batch 5."
-    verdict = Verdict("UnevenBatches", sentence, (0, 2), mark_index=1, announced=True, standing="ran out first")
+    verdict = Verdict("UnevenBatches", sentence, (0, 2), sync_index=1, announced=True, standing="ran out first")
     started = {0: (4, True), 1: (3, None), 2: (4, False), 3: (3, None)}
     rows = {
         rank: {
@@ -134,7 +134,7 @@ def test_rows_that_did_not_come_are_counted() -> None:
 def test_ranks_of_a_large_job_that_have_counted_the_same_share_a_line() -> None:
     """The table of 4,096 ranks on 512 hosts has a line of the rank that is out of step, and one per class of others."""
     store = FakeStore()
-    verdict = Verdict("UnevenBatches", "they differ.", (77, 0), mark_index=1)
+    verdict = Verdict("UnevenBatches", "they differ.", (77, 0), sync_index=1)
 
     def line(rank: int) -> dict[str, Any]:
         counters = SpanCounters("train epoch 0", started=3 if rank == 77 else 4, prefetched=4 + (rank >= 4000))

@@ -3,8 +3,8 @@
 from countoff.core import Settings
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.evidence import Evidence
-from countoff.core.protocol.records import Mark
-from countoff.core.protocol.rule import beyond_mark, compare_marks
+from countoff.core.protocol.records import SyncPoint
+from countoff.core.protocol.rule import beyond_sync_point, compare_sync_points
 from countoff.core.session.state import State
 
 HOME, OTHER = 1, 2
@@ -74,12 +74,12 @@ def test_steps_on_another_thread_are_counted_by_rounds_of_the_optimizers() -> No
     assert (state.steps, state.step_hash) == (2, 0)
 
 
-def test_marks_whose_steps_are_not_known_compare_only_batches() -> None:
-    known = Mark("train_end", "train epoch 0", at=4, steps=4)
-    unknown = Mark("train_end", "train epoch 0", at=4, steps=3, rank=1, steps_known=False)
-    assert compare_marks(known, unknown) is None
-    assert compare_marks(Mark.from_json(unknown.to_json()), known) is None
-    fewer = compare_marks(known, Mark("train_end", "train epoch 0", at=3, rank=1, steps_known=False))
+def test_sync_points_whose_steps_are_not_known_compare_only_batches() -> None:
+    known = SyncPoint("train_end", "train epoch 0", at=4, steps=4)
+    unknown = SyncPoint("train_end", "train epoch 0", at=4, steps=3, rank=1, steps_known=False)
+    assert compare_sync_points(known, unknown) is None
+    assert compare_sync_points(SyncPoint.from_json(unknown.to_json()), known) is None
+    fewer = compare_sync_points(known, SyncPoint("train_end", "train epoch 0", at=3, rank=1, steps_known=False))
     assert fewer is not None
     assert fewer.kind == "UnevenBatches"
 
@@ -89,12 +89,12 @@ def test_a_pass_that_is_stopped_while_a_thread_takes_batches_ahead_proves_no_cou
     state = State(0, 2, Settings(), {})
     state.evidence.takes(-1)
     span = SpanCounters("train epoch 0", started=25)
-    state.reach(Mark("train_start", "train epoch 0"), span)
-    own = state.mark("train_end", "train epoch 0", "stopped", span)
+    state.reach(SyncPoint("train_start", "train epoch 0"), span)
+    own = state.sync_point("train_end", "train epoch 0", "stopped", span)
     assert not own.at_known
-    other = Mark("train_end", "train epoch 0", at=21, reason="stopped", rank=1, at_known=False)
-    assert Mark.from_json(other.to_json()) == other
-    assert compare_marks(other, own) is None
-    assert compare_marks(Mark("train_end", "train epoch 0", at=25, reason="exhausted"), other) is None
-    assert beyond_mark(other, 0, span) is None
-    assert state.mark("train_end", "train epoch 0", "exhausted", span).at_known
+    other = SyncPoint("train_end", "train epoch 0", at=21, reason="stopped", rank=1, at_known=False)
+    assert SyncPoint.from_json(other.to_json()) == other
+    assert compare_sync_points(other, own) is None
+    assert compare_sync_points(SyncPoint("train_end", "train epoch 0", at=25, reason="exhausted"), other) is None
+    assert beyond_sync_point(other, 0, span) is None
+    assert state.sync_point("train_end", "train epoch 0", "exhausted", span).at_known

@@ -322,7 +322,7 @@ def test_legitimate_differences_never_get_a_verdict(job: Job, seed: int) -> None
 @examples(40)
 @given(read_by_a_thread(), seeds)
 def test_steps_of_another_thread_never_get_a_verdict(job: Job, seed: int) -> None:
-    """How many steps are applied when a rank passes a mark is a race; at the end of the fit, all are."""
+    """How many steps are applied when a rank passes a sync point is a race; at the end of the fit, all are."""
     assert_silent(play(job, seed))
 
 
@@ -414,7 +414,7 @@ def test_a_missed_step_after_an_extra_micro_batch_is_still_a_verdict(tick_batche
     assert "out of step" in standings or tick_batches < 4  # of a tick there is no majority
 
 
-def test_marks_after_a_proof_do_not_hide_the_cause() -> None:
+def test_sync_points_after_a_proof_do_not_hide_the_cause() -> None:
     """A skipped step before the end of an evaluation is a consequence of the evaluation that began elsewhere."""
 
     def evaluating(after: int) -> Program:

@@ -13,12 +13,13 @@ from countoff.core.checks.learning_rates import rate_mismatch
 from countoff.core.checks.plan import judge_plans
 from countoff.core.ending import shutdown
 from countoff.core.guard import Guard
+from countoff.core.messages import clip
 from countoff.core.protocol.failures import told_as_one
 from countoff.core.protocol.records import (
     RECORD_BYTES,
-    Mark,
-    mark_entry,
+    SyncPoint,
     ranks_to_json,
+    sync_entry,
     verdict_entry,
     verdict_from_json,
     verdict_to_json,
@@ -29,19 +30,18 @@ from countoff.core.session.state import State
 from countoff.core.session.store.channel import encode
 from countoff.core.settings import Settings
 from countoff.core.verdict import Verdict
-from countoff.core.words import clip
 from tests.outbox import written
 
 
-def test_a_mark_is_read_back_from_its_record() -> None:
-    mark = Mark("eval_end", "validation", 5, "stopped", 7, 2**48 - 1, (3, 2), 15, 1700000000.25)
-    assert Mark.from_json(json.loads(json.dumps(mark.to_json()))) == mark
+def test_a_sync_point_is_read_back_from_its_record() -> None:
+    sync_point = SyncPoint("eval_end", "validation", 5, "stopped", 7, 2**48 - 1, (3, 2), 15, 1700000000.25)
+    assert SyncPoint.from_json(json.loads(json.dumps(sync_point.to_json()))) == sync_point
 
 
 def test_a_verdict_is_read_back_with_the_readers_remedy() -> None:
     """A rank that reads a verdict from the log has all of it, and the remedy in its own adapter's words."""
     found = Verdict(
-        "UnevenBatches", "they differ.", (1, 0), "They do.", gone=True, time=1700000000.25, subject="a", mark_index=7
+        "UnevenBatches", "they differ.", (1, 0), "They do.", gone=True, time=1700000000.25, subject="a", sync_index=7
     )
     state = State(0, 100_000, Settings(), {"UnevenBatches": "Set drop_last=True."})
     state.receive(json.loads(json.dumps(verdict_entry("end", found))))
@@ -90,13 +90,15 @@ def test_the_text_of_any_exception_fits_into_a_record(error: str, name: str) -> 
 
 
 @given(words)
-def test_a_mark_in_a_span_of_any_name_fits_into_a_record(name: str) -> None:
+def test_a_sync_point_in_a_span_of_any_name_fits_into_a_record(name: str) -> None:
     guard = Guard(Settings(), rank=0, world_size=1)
     guard.eval_start(name)
     span = guard.open_span or ""
-    mark = Mark("eval_end", span, 10**9, "exhausted", 10**9, 2**48 - 1, (10**6,) * 32, 99_999, 1700000000.123456)
-    encode(mark_entry(10**9, mark))
-    divergence = Divergence("UnevenBatches", mark, 10**9, mark, evaluation=True)
+    sync_point = SyncPoint(
+        "eval_end", span, 10**9, "exhausted", 10**9, 2**48 - 1, (10**6,) * 32, 99_999, 1700000000.123456
+    )
+    encode(sync_entry(10**9, sync_point))
+    divergence = Divergence("UnevenBatches", sync_point, 10**9, sync_point, evaluation=True)
     encode(verdict_entry("end", judge(divergence, 0)))
 
 
@@ -113,7 +115,7 @@ def test_any_plan_mismatch_fits_into_a_record(value: Any, ranks: int) -> None:
 def test_a_verdict_of_any_texts_fits_into_a_record(sentence: str, why: str, remedy: str) -> None:
     """Whatever it says, a verdict fits, and what is read back has the remedy as a whole or not at all."""
     ranks, time = tuple(range(99_990, 100_000)), 1700000000.123456
-    found = Verdict("LearningRateMismatch", sentence, ranks, why, remedy, time=time, mark_index=10**9, subject=why)
+    found = Verdict("LearningRateMismatch", sentence, ranks, why, remedy, time=time, sync_index=10**9, subject=why)
     found = dataclasses.replace(found, standing="ran out first")
     encode(verdict_entry("notice", found))
     assert verdict_from_json(verdict_to_json(found)).remedy in ("", remedy)

@@ -84,7 +84,7 @@ def test_a_row_that_is_none_is_refused(stepped: Any) -> None:
 
 def verdict(subject: str = "") -> Verdict:
     sentence = f"after 14 batches of {EPOCH}, rank 0 had applied 14 optimizer steps and rank 1 13."
-    return Verdict("StepMismatch", sentence, (0, 1), subject=subject, mark_index=1, standing="differ")
+    return Verdict("StepMismatch", sentence, (0, 1), subject=subject, sync_index=1, standing="differ")
 
 
 def state_of(rank: int, skipped: int, found: Verdict) -> State:

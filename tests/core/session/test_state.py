@@ -8,7 +8,7 @@ from countoff.core import Settings, Verdict, constants
 from countoff.core.protocol.actions import PrintWarning, WriteEntry
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.credits import Credits
-from countoff.core.protocol.records import Mark, mark_entry, verdict_entry
+from countoff.core.protocol.records import SyncPoint, sync_entry, verdict_entry
 from countoff.core.session.state import FAIL_SECONDS, NEVER, State
 from tests.outbox import drain, written
 
@@ -54,36 +54,36 @@ def test_a_malformed_entry_is_refused(entry: dict[str, Any]) -> None:
     assert (state.end, state.notices) == (None, [])
 
 
-def test_the_alarm_is_zero_once_others_are_ahead() -> None:
-    """Once another rank has passed this rank's next mark, every batch is looked at."""
+def test_the_next_check_is_zero_once_others_are_ahead() -> None:
+    """Once another rank has passed this rank's next sync point, every batch is looked at."""
     state = state_of()
-    start, closing = Mark("train_start", EPOCH), Mark("train_end", EPOCH, at=4, rank=1)
+    start, closing = SyncPoint("train_start", EPOCH), SyncPoint("train_end", EPOCH, at=4, rank=1)
     state.reach(start, opens=SpanCounters(EPOCH))
-    state.receive(mark_entry(0, start))
-    assert state.alarm == NEVER
-    state.receive(mark_entry(1, closing))
-    assert state.alarm == 0
+    state.receive(sync_entry(0, start))
+    assert state.next_check_at == NEVER
+    state.receive(sync_entry(1, closing))
+    assert state.next_check_at == 0
 
 
-def test_a_tick_alone_sets_the_alarm_to_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is no tick alone once another rank is ahead, and the alarm stays at every batch then."""
+def test_a_tick_alone_sets_the_next_check_to_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no tick alone once another rank is ahead, and `next_check_at` stays at every batch then."""
     monkeypatch.setattr(constants, "TICK_BATCHES", 8)
     state, span = state_of(), SpanCounters(EPOCH, started=3)
-    start = Mark("train_start", EPOCH)
+    start = SyncPoint("train_start", EPOCH)
     state.reach(start, opens=span)
-    state.receive(mark_entry(0, start))
-    state.arm(span, watched=True)
-    assert (state.only_ticks(span), state.alarm) == (False, 8)
+    state.receive(sync_entry(0, start))
+    state.set_next_check(span, watched=True)
+    assert (state.only_ticks(span), state.next_check_at) == (False, 8)
     span.started = 8
-    assert (state.only_ticks(span), state.alarm) == (True, 16)
+    assert (state.only_ticks(span), state.next_check_at) == (True, 16)
     span.started = 16
-    state.receive(mark_entry(1, Mark("train_end", EPOCH, at=20, rank=1)))
-    assert (state.only_ticks(span), state.alarm) == (False, 0)
+    state.receive(sync_entry(1, SyncPoint("train_end", EPOCH, at=20, rank=1)))
+    assert (state.only_ticks(span), state.next_check_at) == (False, 0)
 
 
 def test_a_fit_that_another_rank_has_ended_is_finished() -> None:
     state = state_of()
-    state.receive(mark_entry(9, Mark("fit_end", "the fit")))
+    state.receive(sync_entry(9, SyncPoint("fit_end", "the fit")))
     assert state.finished
 
 
@@ -107,12 +107,12 @@ def test_uneven_eval_decides_on_an_uneven_evaluation(
     """An uneven evaluation ends the fit, is a notice or is nothing, by the setting `uneven_eval`."""
     state = state_of(uneven_eval=policy)
     evaluation = SpanCounters("validation", evaluation=True)
-    state.reach(Mark("eval_start", "validation"), opens=evaluation)
+    state.reach(SyncPoint("eval_start", "validation"), opens=evaluation)
     evaluation.started = 4
-    closing = Mark("eval_end", "validation", at=3, reason="exhausted", rank=1)
-    state.receive(mark_entry(1, closing))
+    closing = SyncPoint("eval_end", "validation", at=3, reason="exhausted", rank=1)
+    state.receive(sync_entry(1, closing))
     state.look()
-    state.reach(Mark("eval_end", "validation", at=4, reason="exhausted"))
+    state.reach(SyncPoint("eval_end", "validation", at=4, reason="exhausted"))
     assert [entry["type"] for entry in written(state)] == sent
 
 
@@ -120,17 +120,17 @@ def test_between_spans_the_row_is_of_the_closed_span() -> None:
     """The row of a rank between spans is that of the span that it has closed last."""
     state = state_of()
     assert state.own_row()["state"] == "between spans"
-    state.reach(Mark("train_start", EPOCH), opens=(span := SpanCounters(EPOCH)))
+    state.reach(SyncPoint("train_start", EPOCH), opens=(span := SpanCounters(EPOCH)))
     span.started = 4
     assert (state.own_row()["batches"], state.own_row()["state"]) == (4, "in batch 4")
-    state.reach(Mark("train_end", EPOCH, at=4, reason="exhausted"))
+    state.reach(SyncPoint("train_end", EPOCH, at=4, reason="exhausted"))
     assert (state.own_row()["batches"], state.own_row()["state"]) == (4, "ran out")
 
 
 def test_the_row_counts_the_batches_in_the_look_ahead() -> None:
     """A rank that fetches ahead has fetched those batches too, also in a resumed pass and once it has left its loop."""
     state, span = state_of(uneven_train="stop"), SpanCounters(EPOCH, started=3, prefetched=3)
-    state.reach(Mark("train_start", EPOCH, at=3), opens=span)
+    state.reach(SyncPoint("train_start", EPOCH, at=3), opens=span)
     credits = Credits(span.opened, "stop", 4, 0)
     state.begin_credits(span, credits)
     for _ in range(4):
@@ -141,16 +141,16 @@ def test_the_row_counts_the_batches_in_the_look_ahead() -> None:
     assert (state.own_row()["batches"], state.own_row()["fetched"]) == (5, 7)
 
 
-def test_progress_changes_with_every_batch_step_and_mark() -> None:
+def test_progress_changes_with_every_batch_step_and_sync_point() -> None:
     state = state_of()
     seen = [state.progress()]
-    state.reach(Mark("train_start", EPOCH), opens=(span := SpanCounters(EPOCH)))
+    state.reach(SyncPoint("train_start", EPOCH), opens=(span := SpanCounters(EPOCH)))
     seen.append(state.progress())
     span.started += 1
     seen.append(state.progress())
     state.steps += 1
     seen.append(state.progress())
-    state.reach(Mark("train_end", EPOCH, at=1))
+    state.reach(SyncPoint("train_end", EPOCH, at=1))
     assert len({*seen, state.progress()}) == 5
 
 
@@ -164,7 +164,7 @@ def test_propose_puts_one_entry_into_the_outbox() -> None:
     state.propose(verdict)
     state.propose(Verdict("LostRank", "rank 1 is gone again.", (1,)))
     assert drain(state) == [WriteEntry(verdict_entry("end", verdict))]
-    assert (state.proposed, state.alarm) == (Verdict("LostRank", "rank 1 is gone.", (1,), remedy="Mend it."), 0)
+    assert (state.proposed, state.next_check_at) == (Verdict("LostRank", "rank 1 is gone.", (1,), remedy="Mend it."), 0)
 
 
 def test_a_verdict_in_the_log_leaves_nothing_to_propose() -> None:
@@ -214,13 +214,13 @@ def test_a_notice_from_the_log_is_printed_on_rank_0_only(rank: int) -> None:
 def test_what_follows_from_a_difference_that_another_rank_has_accepted_is_not_found(
     subject: str, found: list[str]
 ) -> None:
-    """Its entry comes before the later marks of that rank. An evaluation says nothing about later marks."""
+    """Its entry comes before the later sync points of that rank. An evaluation says nothing about later sync points."""
     state = state_of()
-    state.reach(Mark("train_start", EPOCH), opens=(span := SpanCounters(EPOCH)))
+    state.reach(SyncPoint("train_start", EPOCH), opens=(span := SpanCounters(EPOCH)))
     span.started = 4
-    state.receive(verdict_entry("notice", Verdict("UnevenBatches", "rank 1 ran out.", subject=subject, mark_index=1)))
+    state.receive(verdict_entry("notice", Verdict("UnevenBatches", "rank 1 ran out.", subject=subject, sync_index=1)))
     drain(state)
-    state.receive(mark_entry(1, Mark("train_end", EPOCH, at=3, reason="exhausted", rank=1)))
+    state.receive(sync_entry(1, SyncPoint("train_end", EPOCH, at=3, reason="exhausted", rank=1)))
     state.look()
     assert [entry["type"] for entry in written(state)] == found
 
@@ -228,10 +228,10 @@ def test_what_follows_from_a_difference_that_another_rank_has_accepted_is_not_fo
 def test_a_rank_that_has_left_a_loop_by_sys_exit_is_lost() -> None:
     """Where the others go on without it, the job ends."""
     state = state_of()
-    state.reach(Mark("train_start", EPOCH), opens=(span := SpanCounters(EPOCH)))
+    state.reach(SyncPoint("train_start", EPOCH), opens=(span := SpanCounters(EPOCH)))
     span.started = 5
     drain(state)
-    state.receive(mark_entry(1, Mark("fit_end", "the fit", at=4, reason="exited", rank=1)))
+    state.receive(sync_entry(1, SyncPoint("fit_end", "the fit", at=4, reason="exited", rank=1)))
     state.look()
     assert [(each["type"], each["verdict"]["kind"]) for each in written(state)] == [("end", "LostRank")]
     assert list(state.absences) == [1]  # so it is lost as soon as this rank waits for it

@@ -20,7 +20,7 @@ from countoff.core.protocol.failures import Failure
 from countoff.core.session.liveness import collectives
 from countoff.core.session.liveness.processes import Process
 from countoff.core.session.state import State
-from countoff.core.session.threads.speaker import Speaker
+from countoff.core.session.threads.writer import Writer
 from countoff.core.trace import incident, writer
 from countoff.core.trace import recorder as module
 from countoff.core.trace.recorder import Recorder
@@ -464,15 +464,15 @@ def test_one_rank_of_each_host_compares_clocks_and_not_all_at_once(
     compared: list[tuple[int, float]] = []
     now = 1000.0
     monkeypatch.setattr(module.time, "monotonic", lambda: now)
-    monkeypatch.setattr(Speaker, "poll_every", lambda speaker, *_: compared.append((speaker.state.rank, now)))
+    monkeypatch.setattr(Writer, "poll_every", lambda writer, *_: compared.append((writer.state.rank, now)))
     recorders: list[Recorder] = []
     for rank in range(0, 4096, 4):
         for each in (rank, rank + 1):
-            recorder, speaker = Recorder(state := State(each, 4096, Settings(), {}), 0, "runs"), Speaker(state)
-            heartbeats = speaker.link.heartbeats
+            recorder, writer = Recorder(state := State(each, 4096, Settings(), {}), 0, "runs"), Writer(state)
+            heartbeats = writer.session.heartbeats
             heartbeats.neighbours = {at: Process(at, 1, 1) for at in range(rank, rank + 4)}
-            heartbeats.all_introduced = True
-            recorder.met(speaker)
+            heartbeats.all_registered = True
+            recorder.met(writer)
             recorder.fit_started(BEGINS, KeptRecords())
             recorder.counted_off()
             recorders.append(recorder)

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 
 from countoff._adapter.fit import Fit, OwnRank
 from countoff._adapter.sharded_passes import _issued, count_sharded_passes, sharded_parts, shards_group
-from countoff._torch.words import WORDS
+from countoff._torch.messages import MESSAGES
 from countoff.core import Settings
 
 
@@ -78,7 +78,7 @@ class Watched:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *models: Any) -> None:
         monkeypatch.setattr("countoff._adapter.sharded_passes.dist.get_process_group_ranks", lambda _: [0, 1])
-        self.fit = Fit(Settings(), WORDS, OwnRank(0, 2, 0, 2), models=lambda: models)
+        self.fit = Fit(Settings(), MESSAGES, OwnRank(0, 2, 0, 2), models=lambda: models)
         self.end = count_sharded_passes(self.fit)
 
     @property

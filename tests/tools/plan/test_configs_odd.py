@@ -55,7 +55,7 @@ FIELDS: dict[ModuleType, str] = {
         --seq-length""",
 }
 numbers = st.sampled_from([1, 2, 3, 4, 8, 64, 100])
-WORDS = [
+MESSAGES = [
     "auto",
     "3e-4",
     "x",
@@ -87,7 +87,7 @@ WORDS = [
     '{"num_cycles": 2}',
 ]
 odd = (
-    st.sampled_from([0, -1, 0.5, 1.5, 10**12, 10**400, float("inf"), float("nan"), True, None, "", *WORDS])
+    st.sampled_from([0, -1, 0.5, 1.5, 10**12, 10**400, float("inf"), float("nan"), True, None, "", *MESSAGES])
     | st.builds(list[int])
     | st.lists(st.sampled_from([0, 1, 8, 10**15, "8", None, 1.5]), min_size=3, max_size=3)
     | st.builds(dict[str, int])

@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NoReturn
 
-from countoff.core.words import count_of, nearest
+from countoff.core.messages import count_of, nearest
 
 _ABOUT = """\
 Names the training rank that is out of step before it hangs, drifts or quietly corrupts the job.

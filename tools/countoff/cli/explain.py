@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from countoff.core import formats
 from countoff.core.checks import KINDS
-from countoff.core.words import nearest
+from countoff.core.messages import nearest
 from countoff.plan.advice import ADVICE
 from countoff.plan.issues import CODES
 

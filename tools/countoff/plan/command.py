@@ -15,7 +15,7 @@ from rich.text import Text
 from countoff._terminal import console
 from countoff.core import formats
 from countoff.core.arithmetic.ranks import INFERRED, ORDERS
-from countoff.core.words import nearest
+from countoff.core.messages import nearest
 from countoff.plan import table
 from countoff.plan.checks import Unchecked, check_job, check_length, unchecked, unchecked_line
 from countoff.plan.issues import CODES, ConfigIssue, Level, worst_first

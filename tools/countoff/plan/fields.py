@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, cast
 
 from countoff.core.arithmetic.ranks import ORDERS
-from countoff.core.words import nearest
+from countoff.core.messages import nearest
 from countoff.plan.issues import ConfigIssue, Level
 from countoff.plan.job import Job, Origin
 

@@ -9,7 +9,7 @@ import sys
 import webbrowser
 from pathlib import Path
 
-from countoff.core.words import plain
+from countoff.core.messages import plain
 from countoff.report import facts
 from countoff.report.model import Trace
 from countoff.report.page import render

@@ -16,8 +16,8 @@ from typing import IO, NamedTuple
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackDescriptor, TrackEvent
 from perfetto.trace_builder.proto_builder import TraceProtoBuilder
 
+from countoff.core.messages import plain
 from countoff.core.verdict import Verdict
-from countoff.core.words import plain
 from countoff.report.model import Fit, Pause, Run, Span, Trace, Value
 
 __all__ = ["write_perfetto"]

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from countoff.core.words import listed, names_of
+from countoff.core.messages import listed, names_of
 
 V = TypeVar("V", bound=Hashable)
 

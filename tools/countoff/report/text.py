@@ -8,8 +8,8 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from countoff._terminal import console
+from countoff.core.messages import count_of, number_of
 from countoff.core.verdict import Verdict
-from countoff.core.words import count_of, number_of
 from countoff.report import facts
 from countoff.report.facts.parts import Curve, Fact, Lines, Part, Stack, Table
 from countoff.report.model import Trace

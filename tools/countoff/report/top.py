@@ -18,8 +18,8 @@ from rich.text import Text
 
 from countoff._terminal import console
 from countoff.core import formats
+from countoff.core.messages import count_of, listed, plain
 from countoff.core.verdict import Verdict
-from countoff.core.words import count_of, listed, plain
 from countoff.report.facts import one_line, verdict_or_none
 from countoff.report.live import ENDINGS, STANDS, Row, rows_of
 from countoff.report.model import Run

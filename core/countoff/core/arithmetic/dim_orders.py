@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from countoff.core.words import nearest
+from countoff.core.messages import nearest
 
 __all__ = ["ORDERS", "Order", "order_of_text"]
 

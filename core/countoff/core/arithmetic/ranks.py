@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from countoff.core.arithmetic.batches import check_count
 from countoff.core.arithmetic.dim_orders import ORDERS, Order, order_of_text
-from countoff.core.words import names_of
+from countoff.core.messages import names_of
 
 __all__ = ["ORDERS", "DpRankFaults", "Order", "RankMap", "dp_rank_faults", "faults_among"]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from countoff.core.arithmetic.plan import BatchPlan, LoaderFacts
-from countoff.core.words import count_of
+from countoff.core.messages import count_of
 
 LOGGED = (
     "batches_per_epoch",

@@ -155,13 +155,13 @@ def judge(divergence: Divergence, rank: int) -> Verdict:
 
 
 def shows_other_counts(verdict: Verdict) -> bool:
-    """Whether ranks have other counts of batches or steps from the place of a verdict on, as their marks show.
+    """Whether ranks have other counts of batches or steps from the place of a verdict on, as their sync points show.
 
-    >>> shows_other_counts(Verdict("StepMismatch", "they step after other batches.", mark_index=3))
+    >>> shows_other_counts(Verdict("StepMismatch", "they step after other batches.", sync_index=3))
     True
-    >>> shows_other_counts(Verdict("UnevenBatches", "they differ.", subject="evaluation", mark_index=3))
+    >>> shows_other_counts(Verdict("UnevenBatches", "they differ.", subject="evaluation", sync_index=3))
     False
     """
     kinds = (plan.PLAN_MISMATCH.name, uneven.UNEVEN_BATCHES.name, steps.STEP_MISMATCH.name)
     apart = (uneven.EVALUATION, steps.MICRO_BATCHES, steps.FORWARD_PASSES)  # each is compared by itself
-    return verdict.mark_index >= 0 and verdict.kind in kinds and verdict.subject not in apart
+    return verdict.sync_index >= 0 and verdict.kind in kinds and verdict.subject not in apart

@@ -108,7 +108,7 @@ class TickPart(NamedTuple):
     Attributes:
         record: This rank's part of the record, as JSON types.
         compare: Takes the whole record of the rank that wrote first, and the ranks: that one and this one. Returns what
-            is wrong. Called on the speaker thread.
+            is wrong. Called on the writer thread.
     """
 
     record: Mapping[str, Any]
@@ -130,7 +130,7 @@ class Others(Protocol):
 
         Args:
             key: The key, equal on all ranks.
-            record: Returns this rank's record. Called on the speaker thread, as the next one.
+            record: Returns this rank's record. Called on the writer thread, as the next one.
             judge: Takes the record of the rank that wrote first; returns what is wrong.
             ranks: After how many ranks have compared the key is deleted; 0: it stays.
         """
@@ -146,7 +146,7 @@ class Others(Protocol):
                 be longer than other records.
             question: What is asked: numbers and short texts.
             group: The ranks whose answers are waited for.
-            judge: Takes the answers that have come, by rank; returns what is wrong. Called on the speaker thread.
+            judge: Takes the answers that have come, by rank; returns what is wrong. Called on the writer thread.
         """
         ...
 
@@ -156,7 +156,7 @@ class Others(Protocol):
         Args:
             kind: The kind.
             answer: Takes the question; returns this rank's record, or None as long as there is none: it is asked again.
-                Called on the speaker thread.
+                Called on the writer thread.
         """
         ...
 
@@ -195,8 +195,8 @@ class Others(Protocol):
 
         Args:
             name: What is reported; equal on all ranks, and used once.
-            record: Returns this rank's record, which may be longer than other records. Called on the speaker thread.
-            judge: Takes the records by rank; returns what is wrong. Called on the first rank's speaker thread.
+            record: Returns this rank's record, which may be longer than other records. Called on the writer thread.
+            judge: Takes the records by rank; returns what is wrong. Called on the first rank's writer thread.
             owed: Whether the end of the fit waits for it. False for what not every rank need report.
             after: The names of earlier reports that are judged first.
         """
@@ -230,7 +230,7 @@ class Listener:
         """The roll call is over; there are other ranks."""
 
     def span_opening(self, span: SpanCounters) -> None:
-        """A span is about to be opened: its mark is not passed yet."""
+        """A span is about to be opened: its sync point is not passed yet."""
 
     def span_opened(self, span: SpanCounters, epoch: int | None) -> None:
         """A span was opened.
@@ -252,7 +252,7 @@ class Listener:
         """
 
     def span_closing(self, span: SpanCounters, reason: Reason, *, orderly: bool) -> None:
-        """A span is about to be closed: its mark is not passed yet.
+        """A span is about to be closed: its sync point is not passed yet.
 
         Args:
             span: Its counters.
@@ -261,7 +261,7 @@ class Listener:
         """
 
     def fit_ending(self) -> None:
-        """The fit is about to end: its mark is not passed yet."""
+        """The fit is about to end: its sync point is not passed yet."""
 
     def fit_ended(self) -> None:
         """The fit has ended."""
@@ -294,7 +294,7 @@ class Check(Listener):
         return {}
 
     def compare_reports(self, reports: Records, *, complete: bool, refused: bool) -> Iterable[Verdict | None]:
-        """Returns what is wrong with the reports of the roll call. Called on the first rank's speaker thread.
+        """Returns what is wrong with the reports of the roll call. Called on the first rank's writer thread.
 
         Args:
             reports: The reports that have come, by rank.
@@ -305,7 +305,7 @@ class Check(Listener):
         return ()
 
     def answer(self, reports: Records) -> Mapping[str, Any]:
-        """Returns what all ranks need to know of the reports. Called on the first rank's speaker thread."""
+        """Returns what all ranks need to know of the reports. Called on the first rank's writer thread."""
         del reports
         return {}
 
@@ -319,18 +319,18 @@ class Check(Listener):
         method of their own, and only where it is known after which batch each step was applied.
 
         Returns:
-            What makes of them what is compared, or None; it is called on the speaker thread, with the place. None
+            What makes of them what is compared, or None; it is called on the writer thread, with the place. None
             where nothing is known.
         """
         del span
 
     def span_report(self, span: SpanCounters) -> Mapping[str, Any]:
-        """Returns what this rank reports of a closed span. Called when the report is written, on the speaker thread."""
+        """Returns what this rank reports of a closed span. Called when the report is written, on the writer thread."""
         del span
         return {}
 
     def compare_spans(self, span: SpanCounters, reports: Records) -> Iterable[Verdict | None]:
-        """Returns what is wrong with a span that all ranks have closed. Called on the first rank's speaker thread.
+        """Returns what is wrong with a span that all ranks have closed. Called on the first rank's writer thread.
 
         Args:
             span: The counters of the first rank.

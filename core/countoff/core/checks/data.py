@@ -23,10 +23,10 @@ from countoff.core import constants
 from countoff.core.checks.check import Check, FitStart, Others, RankState
 from countoff.core.checks.streams import FirstElements, StreamFacts, judge_streams, parse_stream
 from countoff.core.data.fingerprint import Begun, Fingerprint, PendingFingerprint, begin_fingerprint, distinct_bytes
+from countoff.core.messages import names_of, ranks_by
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.records import Reason, Records
 from countoff.core.verdict import Cause, Verdict, VerdictKind
-from countoff.core.words import names_of, ranks_by
 
 __all__ = [
     "UNKNOWN",
@@ -428,10 +428,10 @@ def _differences(span: str, records: Mapping[int, Mapping[str, Any]]) -> Verdict
             continue
         dp_rank = int(record["dp_rank"])
         other = first_of.setdefault((dp_rank, int(record.get("stage", 0))), rank)
-        standing = records[other]
-        pairs = zip(standing["prints"], prints, strict=False)
+        logged = records[other]
+        pairs = zip(logged["prints"], prints, strict=False)
         unequal = [number for number, (one, two) in enumerate(pairs) if one != two]
-        if unequal and standing["first"] == record["first"]:
+        if unequal and logged["first"] == record["first"]:
             sentence = (
                 f"ranks {other} and {rank} share dp_rank {dp_rank} and must read the same data; in {span} their "
                 f"batch {int(record['first']) + unequal[0]} is not the same."

@@ -12,10 +12,10 @@ from typing import Any
 
 from countoff.core.checks.check import Check, FitStart, Others, RankState
 from countoff.core.checks.plan import each_on, own_lengths
+from countoff.core.messages import count_of, names_of, ranks_by
 from countoff.core.protocol.counters import SpanCounters, UnusedBatches
 from countoff.core.protocol.records import Reason, Records, parse_count
 from countoff.core.verdict import Cause, Verdict, VerdictKind
-from countoff.core.words import count_of, names_of, ranks_by
 
 __all__ = ["REPEATED", "TRUNCATED", "EvenCheck", "judge_lengths", "repeated", "truncated"]
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from countoff.core.arithmetic.plan import BatchPlan
 from countoff.core.arithmetic.steps import steps_in_epoch
+from countoff.core.messages import count_of
 from countoff.core.verdict import Cause, Verdict, VerdictKind
-from countoff.core.words import count_of
 
 __all__ = ["CUT_BATCHES", "NOT_DISTRIBUTED", "STEPS", "WRONG_LENGTH", "WRONG_TOTAL", "judge_length", "judge_steps"]
 

@@ -14,8 +14,8 @@ from typing import Literal
 
 from countoff.core.arithmetic.batches import check_count
 from countoff.core.arithmetic.schedules import Ending
+from countoff.core.messages import number_of
 from countoff.core.verdict import Verdict, VerdictKind
-from countoff.core.words import number_of
 
 __all__ = [
     "WRONG_HORIZON",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from countoff.core.messages import names_of
 from countoff.core.verdict import Cause, Verdict, VerdictKind
-from countoff.core.words import names_of
 
 __all__ = ["LATE_RANK", "alone", "goes_on_without", "needed", "none_compares", "waits_for"]
 

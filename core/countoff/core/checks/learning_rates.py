@@ -17,13 +17,13 @@ from typing import Any
 
 from countoff.core.checks.check import Check, FitStart, Others, RankState, TickPart
 from countoff.core.checks.plan import each_on
+from countoff.core.messages import count_of, names_of, number_of, ranks_by
 from countoff.core.protocol.counters import SpanCounters, TickPlace
 from countoff.core.protocol.fit_records import SchedulePlan
 from countoff.core.protocol.rates import compared_rates, parse_rates, point_of, rates_differ
-from countoff.core.protocol.records import Mark, MarkKind, Reason, Records, record_text
+from countoff.core.protocol.records import Reason, Records, SyncKind, SyncPoint, record_text
 from countoff.core.protocol.rule import Divergence
 from countoff.core.verdict import Cause, Verdict, VerdictKind
-from countoff.core.words import count_of, names_of, number_of, ranks_by
 
 __all__ = [
     "LEARNING_RATE_MISMATCH",
@@ -85,7 +85,7 @@ Only ranks are compared that are proven to hold the same parameters: see [Learni
 
 
 class LearningRateCheck(Check):
-    """Compares schedules at the roll call, and learning rates at the first steps and at ticks. Marks have them too.
+    """Compares schedules at the roll call, and learning rates at the first steps and at ticks, as sync points do.
 
     Args:
         state: This rank's state.
@@ -140,9 +140,9 @@ class LearningRateCheck(Check):
         state.rates.keep(key, rates)
         base = compared_rates(self._base_rates())
 
-        def judge(standing: Mapping[str, Any]) -> Verdict | None:
-            ranks, theirs = (int(standing["rank"]), state.rank), parse_rates(standing)
-            bases = parse_rates({"rates": standing.get("base")}), base  # another version may not write it
+        def judge(logged: Mapping[str, Any]) -> Verdict | None:
+            ranks, theirs = (int(logged["rank"]), state.rank), parse_rates(logged)
+            bases = parse_rates({"rates": logged.get("base")}), base  # another version may not write it
             found = base_mismatch(where, key, ranks, (theirs, rates), bases, first=steps == 1)
             return found or rate_mismatch(where, key, ranks, theirs, rates, why=_WHY)
 
@@ -167,14 +167,14 @@ class LearningRateCheck(Check):
 
     @property
     def _with_all(self) -> bool:
-        """Whether all ranks hold the same parameters. Marks and ticks are those of all ranks."""
+        """Whether all ranks hold the same parameters. Sync points and ticks are those of all ranks."""
         return tuple(self._state.ranks) == self._holders
 
     def _part(self, rates: tuple[float, ...], at: TickPlace) -> TickPart:
         self._state.rates.keep(at.key, rates)  # before this rank's row of a verdict about this point
 
-        def compare(standing: Mapping[str, Any], ranks: tuple[int, int]) -> Verdict | None:
-            return rate_mismatch(f"at {at.in_words}", at.key, ranks, parse_rates(standing), rates)
+        def compare(logged: Mapping[str, Any], ranks: tuple[int, int]) -> Verdict | None:
+            return rate_mismatch(f"at {at.in_words}", at.key, ranks, parse_rates(logged), rates)
 
         return TickPart({"rates": list(rates)}, compare)
 
@@ -192,11 +192,11 @@ class LearningRateCheck(Check):
             return ()
         return compared_rates(self._in_force())
 
-    def rates_at(self, kind: MarkKind, opens: SpanCounters | None) -> tuple[float, ...]:
-        """The learning rates at a mark, if it stands in a train epoch: elsewhere no optimizer uses them.
+    def rates_at(self, kind: SyncKind, opens: SpanCounters | None) -> tuple[float, ...]:
+        """The learning rates at a sync point, if it stands in a train epoch: elsewhere no optimizer uses them.
 
         Args:
-            kind: What the mark is.
+            kind: What the sync point is.
             opens: The span that it opens, if it does.
         """
         if kind not in ("train_start", "train_end", "eval_start", "eval_end"):
@@ -339,25 +339,25 @@ def base_mismatch(
 
 
 def judge_rates(divergence: Divergence, rank: int) -> Verdict | None:
-    """Returns a `LearningRateMismatch` that a mark has shown.
+    """Returns a `LearningRateMismatch` that a sync point has shown.
 
     Args:
         divergence: What the rule proved.
         rank: The rank that proved it.
     """
-    standing, own = divergence.standing, divergence.own
+    logged, own = divergence.logged, divergence.own
     if own is None:
         return None
-    point = point_of(divergence.mark_index)
-    return rate_mismatch(_place_of(own), point, (standing.rank, rank), standing.rates, own.rates)
+    point = point_of(divergence.sync_index)
+    return rate_mismatch(_place_of(own), point, (logged.rank, rank), logged.rates, own.rates)
 
 
-def _place_of(mark: Mark) -> str:
-    if mark.kind == "train_end":
-        return f"after {count_of(mark.at, 'batch')} of {mark.span}"
-    if mark.kind == "train_start":
-        return f"at the start of {mark.span}"
-    return f"at the {'start' if mark.kind == 'eval_start' else 'end'} of {mark.span} within a train epoch"
+def _place_of(sync_point: SyncPoint) -> str:
+    if sync_point.kind == "train_end":
+        return f"after {count_of(sync_point.at, 'batch')} of {sync_point.span}"
+    if sync_point.kind == "train_start":
+        return f"at the start of {sync_point.span}"
+    return f"at the {'start' if sync_point.kind == 'eval_start' else 'end'} of {sync_point.span} within a train epoch"
 
 
 def rate_mismatch(

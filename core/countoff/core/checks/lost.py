@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from countoff.core.checks.check import Choices
-from countoff.core.protocol.records import Absence, Mark
+from countoff.core.messages import count_of, names_of
+from countoff.core.protocol.records import Absence, SyncPoint
 from countoff.core.protocol.rule import Divergence
 from countoff.core.verdict import Cause, Verdict, VerdictKind
-from countoff.core.words import count_of, names_of
 
 __all__ = [
     "AHEAD",
@@ -261,16 +261,16 @@ def judge_exit(divergence: Divergence, rank: int) -> Verdict | None:
         divergence: What the rule proved.
         rank: The rank that proved it.
     """
-    standing, own = divergence.standing, divergence.own
-    if standing.reason == "exited":
-        return _lost_by_exit(standing, standing.rank, rank, standing.time)
+    logged, own = divergence.logged, divergence.own
+    if logged.reason == "exited":
+        return _lost_by_exit(logged, logged.rank, rank, logged.time)
     if own is not None and own.reason == "exited":
-        return _lost_by_exit(own, rank, standing.rank, standing.time)
+        return _lost_by_exit(own, rank, logged.rank, logged.time)
     return None
 
 
-def _lost_by_exit(mark: Mark, exited: int, other: int, proved: float) -> Verdict:
-    sentence = f"rank {exited} {mark.in_words}, where rank {other} goes on."
+def _lost_by_exit(sync_point: SyncPoint, exited: int, other: int, proved: float) -> Verdict:
+    sentence = f"rank {exited} {sync_point.in_words}, where rank {other} goes on."
     return LOST_RANK.found(sentence, (exited,), subject=EXITED, gone=True, time=proved)
 
 

@@ -11,17 +11,17 @@ from typing import Any
 
 from countoff.core.checks.check import Check, RankState, TickPart
 from countoff.core.checks.steps import FORWARD_PASSES, MICRO_BATCHES, STEP_MISMATCH
+from countoff.core.messages import count_of
 from countoff.core.protocol.counters import SpanCounters, TickPlace
 from countoff.core.protocol.records import MicroCounts
 from countoff.core.protocol.rule import Divergence
 from countoff.core.verdict import Verdict
-from countoff.core.words import count_of
 
 __all__ = ["MicroBatchCheck", "batches_of", "compare_micro_batches", "judge_micro_batches"]
 
 
 class MicroBatchCheck(Check):
-    """Compares micro-batches at ticks. Marks have them too.
+    """Compares micro-batches at ticks. Sync points have them too.
 
     Args:
         state: This rank's state.
@@ -49,26 +49,26 @@ def compare_micro_batches(
         steps: Optimizer steps of this rank.
     """
 
-    def compare(standing: Mapping[str, Any], ranks: tuple[int, int]) -> Verdict | None:
-        theirs = MicroCounts.from_json(standing)
+    def compare(logged: Mapping[str, Any], ranks: tuple[int, int]) -> Verdict | None:
+        theirs = MicroCounts.from_json(logged)
         return _mismatch(theirs, mine, ranks, where=where, steps=steps) if theirs.differ(mine) else None
 
     return compare
 
 
 def judge_micro_batches(divergence: Divergence, rank: int) -> Verdict | None:
-    """Returns a `StepMismatch` of micro-batches that a mark has shown; None if its micro-batches are equal.
+    """Returns a `StepMismatch` of micro-batches that a sync point has shown; None if its micro-batches are equal.
 
     Args:
         divergence: What the rule proved.
         rank: The rank that proved it.
     """
-    standing, own = divergence.standing, divergence.own
+    logged, own = divergence.logged, divergence.own
     if own is None or not divergence.micro_batches:
         return None
-    where, ranks = f"after {count_of(standing.at, 'batch')} of {own.micro.span}", (standing.rank, rank)
-    more = {"time": standing.time, "mark_index": divergence.mark_index}
-    return _mismatch(standing.micro, own.micro, ranks, where=where, steps=own.steps, **more)
+    where, ranks = f"after {count_of(logged.at, 'batch')} of {own.micro.span}", (logged.rank, rank)
+    more = {"time": logged.time, "sync_index": divergence.sync_index}
+    return _mismatch(logged.micro, own.micro, ranks, where=where, steps=own.steps, **more)
 
 
 def _mismatch(

@@ -13,10 +13,10 @@ from typing import Any
 
 from countoff.core.checks.check import Check, FitStart
 from countoff.core.checks.plan import GRADIENTS, MODEL, each_on, mismatch_of, outvoted
+from countoff.core.messages import count_of, names_of, ranks_by
 from countoff.core.protocol.fit_records import SharedModel
 from countoff.core.protocol.records import Records
 from countoff.core.verdict import Verdict
-from countoff.core.words import count_of, names_of, ranks_by
 
 __all__ = ["ModelCheck", "judge_models"]
 

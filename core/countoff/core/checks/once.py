@@ -25,10 +25,10 @@ from typing import Any, NamedTuple, Protocol
 
 from countoff.core.checks.check import Check, FitStart, Others, RankState
 from countoff.core.checks.data import in_one_epoch, same_order
+from countoff.core.messages import count_of, names_of
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.records import Reason, Records, parse_count, parse_rank
 from countoff.core.verdict import Cause, Verdict, VerdictKind
-from countoff.core.words import count_of, names_of
 
 __all__ = [
     "COUNTED",

@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from countoff.core.checks.check import Check, FitStart
+from countoff.core.messages import count_of, names_of, ranks_by
 from countoff.core.protocol.records import FitPlan, Records, parse_count, record_text
 from countoff.core.protocol.rule import Divergence
 from countoff.core.verdict import Cause, Level, Standing, Verdict, VerdictKind
-from countoff.core.words import count_of, names_of, ranks_by
 
 __all__ = [
     "DATASET",
@@ -363,16 +363,16 @@ def judge_position(divergence: Divergence, rank: int) -> Verdict:
         divergence: What the rule proved.
         rank: The rank that proved it.
     """
-    standing = divergence.standing
-    theirs, mine = count_of(standing.at, "batch"), count_of(divergence.count, "batch")
+    logged = divergence.logged
+    theirs, mine = count_of(logged.at, "batch"), count_of(divergence.count, "batch")
     return PLAN_MISMATCH.found(
-        f"rank {standing.rank} began {standing.span} after {theirs} of it, rank {rank} after {mine}.",
-        (standing.rank, rank),
+        f"rank {logged.rank} began {logged.span} after {theirs} of it, rank {rank} after {mine}.",
+        (logged.rank, rank),
         subject="position",
         why="They have resumed at different places, or skip different numbers of batches.",
         remedy=f"{_RESUMED}, and skip as many batches on each: compare what each rank loads.",
-        time=standing.time,
-        mark_index=divergence.mark_index,
+        time=logged.time,
+        sync_index=divergence.sync_index,
         standing="differ",
     )
 

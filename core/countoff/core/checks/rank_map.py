@@ -13,9 +13,9 @@ from typing import cast
 
 from countoff.core.arithmetic.ranks import DpRankFaults, faults_among
 from countoff.core.checks.check import Check
+from countoff.core.messages import count_of
 from countoff.core.protocol.records import Records
 from countoff.core.verdict import Cause, Verdict, VerdictKind
-from countoff.core.words import count_of
 
 __all__ = ["RANK_MAP_ERROR", "RankMapCheck", "judge_dp_ranks"]
 

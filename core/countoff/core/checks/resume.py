@@ -29,10 +29,10 @@ from countoff.core.checks.check import Check, FitStart, Others, RankState
 from countoff.core.checks.data import DataIdentity
 from countoff.core.checks.once import Once, Place, judge_skipped
 from countoff.core.data.fingerprint import Fingerprint, PendingFingerprint, begin_fingerprint
+from countoff.core.messages import clip, count_of, number_of
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.records import FitPlan, Reason, parse_count
 from countoff.core.verdict import Cause, Verdict, VerdictKind
-from countoff.core.words import clip, count_of, number_of
 
 __all__ = [
     "UNREADABLE",

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from countoff.core.arithmetic.steps import steps_in_epoch
+from countoff.core.messages import count_of
 from countoff.core.verdict import Cause, Verdict, VerdictKind
-from countoff.core.words import count_of
 
 __all__ = ["RESUMED", "SHORT_RUN", "EpochEnd", "ShortEpochs", "judge_run"]
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from countoff.core.checks.micro_batches import batches_of
 from countoff.core.checks.steps import SAME_FORWARD_PASSES, SAME_MICRO_BATCHES
+from countoff.core.messages import count_of, names_of, ranks_by
 from countoff.core.protocol.micro_batches import PassWork, StepWork
 from countoff.core.protocol.records import Records, parse_count
 from countoff.core.verdict import Cause, Verdict, VerdictKind
-from countoff.core.words import count_of, names_of, ranks_by
 
 __all__ = ["DOING", "ENDED", "FOR_NCCL", "IN_NCCL", "STALLED", "judge_before_fit", "judge_stall"]
 

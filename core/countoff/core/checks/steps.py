@@ -8,10 +8,10 @@ from typing import Any
 
 from countoff.core import constants
 from countoff.core.checks.check import Check, RankState, TickPart
+from countoff.core.messages import count_of
 from countoff.core.protocol.counters import SpanCounters, TickPlace
 from countoff.core.protocol.rule import Divergence
 from countoff.core.verdict import Cause, Verdict, VerdictKind
-from countoff.core.words import count_of
 
 __all__ = ["FORWARD_PASSES", "MICRO_BATCHES", "STEP_MISMATCH", "StepCheck", "compare_steps", "judge_steps"]
 
@@ -69,7 +69,7 @@ also under `no_grad`: all ranks must run as many.
 
 
 class StepCheck(Check):
-    """Compares optimizer steps at ticks. Marks have them too.
+    """Compares optimizer steps at ticks. Sync points have them too.
 
     Args:
         state: This rank's state.
@@ -107,32 +107,32 @@ def compare_steps(own: Mapping[str, Any], where: str) -> Callable[[Mapping[str, 
     'at batch 64 of train epoch 0, rank 0 had applied 7 optimizer steps and rank 1 8.'
     """
 
-    def compare(standing: Mapping[str, Any], ranks: tuple[int, int]) -> Verdict | None:
-        if (standing["steps"], standing["step_hash"]) == (own["steps"], own["step_hash"]):
+    def compare(logged: Mapping[str, Any], ranks: tuple[int, int]) -> Verdict | None:
+        if (logged["steps"], logged["step_hash"]) == (own["steps"], own["step_hash"]):
             return None
         first, second = ranks
-        counts = f"rank {first} had applied {standing['steps']} optimizer steps and rank {second} {own['steps']}"
-        suffix = "" if standing["steps"] != own["steps"] else ", but after other batches"
+        counts = f"rank {first} had applied {logged['steps']} optimizer steps and rank {second} {own['steps']}"
+        suffix = "" if logged["steps"] != own["steps"] else ", but after other batches"
         return STEP_MISMATCH.found(f"at {where}, {counts}{suffix}.", ranks, standing="differ")
 
     return compare
 
 
 def judge_steps(divergence: Divergence, rank: int) -> Verdict:
-    """Returns a `StepMismatch` that a mark has shown.
+    """Returns a `StepMismatch` that a sync point has shown.
 
     Args:
         divergence: What the rule proved.
         rank: The rank that proved it.
     """
-    standing = divergence.standing
-    theirs, mine = count_of(standing.steps, "optimizer step"), count_of(divergence.count, "optimizer step")
-    where = f"after {count_of(standing.at, 'batch')} of {standing.span}"
-    sentence = f"{where}, rank {standing.rank} had applied {theirs} and rank {rank} {mine}"
+    logged = divergence.logged
+    theirs, mine = count_of(logged.steps, "optimizer step"), count_of(divergence.count, "optimizer step")
+    where = f"after {count_of(logged.at, 'batch')} of {logged.span}"
+    sentence = f"{where}, rank {logged.rank} had applied {theirs} and rank {rank} {mine}"
     return STEP_MISMATCH.found(
-        sentence + ("." if standing.steps != divergence.count else ", but after other batches."),
-        (standing.rank, rank),
-        time=standing.time,
-        mark_index=divergence.mark_index,
+        sentence + ("." if logged.steps != divergence.count else ", but after other batches."),
+        (logged.rank, rank),
+        time=logged.time,
+        sync_index=divergence.sync_index,
         standing="differ",
     )

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 from countoff.core.arithmetic.totals import Totals
 from countoff.core.data.fingerprint import fingerprint, parts_of
+from countoff.core.messages import count_of, names_of, ranks_by
 from countoff.core.verdict import Cause, Verdict, VerdictKind
-from countoff.core.words import count_of, names_of, ranks_by
 
 __all__ = [
     "ELEMENTS",

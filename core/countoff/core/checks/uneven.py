@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from countoff.core.checks.check import Check, Choices, FitStart, Others
-from countoff.core.protocol.records import Mark, Records, parse_count
+from countoff.core.messages import count_of
+from countoff.core.protocol.records import Records, SyncPoint, parse_count
 from countoff.core.protocol.rule import Divergence
 from countoff.core.verdict import Cause, Verdict, VerdictKind
-from countoff.core.words import count_of
 
 __all__ = [
     "DECISION",
@@ -111,23 +111,23 @@ def judge_batches(divergence: Divergence, rank: int) -> Verdict:
         divergence: What the rule proved.
         rank: The rank that proved it.
     """
-    standing, own = divergence.standing, divergence.own
+    logged, own = divergence.logged, divergence.own
     if own is not None:
         action = own.in_words
     else:
-        verb = "asks for" if divergence.requested else "has" if standing.reason == "exhausted" else "has begun"
+        verb = "asks for" if divergence.requested else "has" if logged.reason == "exhausted" else "has begun"
         action = f"{verb} batch {divergence.count}"
-    sides = [(standing.rank, standing.in_words), (rank, action)]
-    if own is not None and _ran_out_before(own, standing):
+    sides = [(logged.rank, logged.in_words), (rank, action)]
+    if own is not None and _ran_out_before(own, logged):
         sides.reverse()  # the loader that is known to have ended is what a reader needs first
-    short = own is None and standing.reason == "exhausted"
-    short = short or (own is not None and (_ran_out_before(own, standing) or _ran_out_before(standing, own)))
+    short = own is None and logged.reason == "exhausted"
+    short = short or (own is not None and (_ran_out_before(own, logged) or _ran_out_before(logged, own)))
     return UNEVEN_BATCHES.found(
         f"{'; '.join(f'rank {who} {did}' for who, did in sides)}.",
         (sides[0][0], sides[1][0]),
         subject=_subject(divergence),
-        time=standing.time,
-        mark_index=divergence.mark_index,
+        time=logged.time,
+        sync_index=divergence.sync_index,
         announced=divergence.announced,
         standing="ran out first" if short else "differ",
     )
@@ -185,16 +185,23 @@ def nothing_to_repeat(rank: int, span: str, batches: int = 0) -> Verdict:
     return UNEVEN_BATCHES.found(sentence, (rank,), subject=REPEAT, why=why, remedy=remedy, standing="ran out first")
 
 
-def _ran_out_before(mark: Mark, other: Mark) -> bool:
+def _ran_out_before(sync_point: SyncPoint, other: SyncPoint) -> bool:
     """Whether a rank's loader is known to have ended where another rank had more of the same span."""
-    return mark.reason == "exhausted" and (mark.kind, mark.span) == (other.kind, other.span) and mark.at < other.at
+    return (
+        sync_point.reason == "exhausted"
+        and (sync_point.kind, sync_point.span) == (other.kind, other.span)
+        and sync_point.at < other.at
+    )
 
 
 def _subject(divergence: Divergence) -> str:
     if divergence.evaluation:
         return EVALUATION
-    standing, own = divergence.standing, divergence.own
-    if any(mark is not None and mark.kind == "eval_start" and mark.reason != "exhausted" for mark in (standing, own)):
+    logged, own = divergence.logged, divergence.own
+    if any(
+        sync_point is not None and sync_point.kind == "eval_start" and sync_point.reason != "exhausted"
+        for sync_point in (logged, own)
+    ):
         return WHO_EVALUATES
-    stopped = own is not None and own.kind == standing.kind and own.reason == "stopped"
-    return DECISION if standing.reason != "exhausted" or stopped else ""
+    stopped = own is not None and own.kind == logged.kind and own.reason == "stopped"
+    return DECISION if logged.reason != "exhausted" or stopped else ""

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 from countoff.core import software
 from countoff.core.checks.check import Check, FitStart, Others
 from countoff.core.checks.plan import first_difference
+from countoff.core.messages import clip, names_of, ranks_by
 from countoff.core.protocol.records import RECORD_BYTES, Records, record_text
 from countoff.core.verdict import Cause, Verdict, VerdictKind
-from countoff.core.words import clip, names_of, ranks_by
 
 __all__ = ["VERSION_MISMATCH", "VersionCheck", "judge_hosts", "judge_versions", "record_of"]
 

@@ -21,11 +21,11 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from countoff.core.checks.check import Check, FitStart, Others, RankState
+from countoff.core.messages import clip, count_of, names_of, ranks_by
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.records import Reason, Records
 from countoff.core.verdict import Cause, Standing, Verdict, VerdictKind
 from countoff.core.waiting import until
-from countoff.core.words import clip, count_of, names_of, ranks_by
 
 __all__ = ["GRADIENTS", "OUTSIDE", "PendingHashes", "Replicas", "Weights", "digests_of", "judge_weights"]
 
@@ -261,8 +261,8 @@ class Weights(Check):
             self._keep(steps, moment, replicas)
             return {"digest": replicas.digest}
 
-        def judge(standing: Mapping[str, Any]) -> None:
-            if standing["digest"] != replicas.digest:
+        def judge(logged: Mapping[str, Any]) -> None:
+            if logged["digest"] != replicas.digest:
                 judges = partial(_judge, steps, replicas, unaveraged)
                 others.ask(WEIGHTS_DIFFER.name, asked, replicas.ranks, judges)
 

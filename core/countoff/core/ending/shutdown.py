@@ -20,18 +20,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal, TextIO
 
-from countoff.core.alerts.telling import wait_for_all
+from countoff.core.alerts.alerts import wait_for_all
 from countoff.core.checks.lost import EXITED, LEFT, loss_of, lost_rank, victim
 from countoff.core.checks.uneven import EVALUATION
 from countoff.core.ending import sigterm, verdict_file
 from countoff.core.forgotten import forgotten
 from countoff.core.levels import effect
+from countoff.core.messages import clip, plain
 from countoff.core.protocol.failures import Failure
 from countoff.core.session.liveness import stacks
 from countoff.core.session.liveness.stacks import is_users_file
 from countoff.core.session.state import State
 from countoff.core.verdict import DivergenceError, Verdict, error_for, kind_of
-from countoff.core.words import clip, plain
 
 _log = logging.getLogger("countoff")
 _LOSSES = ("connection closed", "connection reset", "broken pipe", "timed out", "timeout", "socket", "aborted")
@@ -90,7 +90,7 @@ def print_warning(state: State, warning: Verdict) -> None:
     if not (of_evaluation and process in told_of_evaluations):
         print_to_stderr(warning, state.rank, goes_on=True)
         if state.leads:
-            state.telling.warn(warning, _line_of(state))
+            state.alerts.warn(warning, _line_of(state))
     if of_evaluation:
         told_of_evaluations.add(process)
     if state.observer is not None:
@@ -213,7 +213,7 @@ def print_verdict(
         if verdict.kind == "LostRank" and _ends_beside(state):
             return
         if ends:
-            state.telling.expect()
+            state.alerts.expect()
     whole = replace(verdict, world_size=state.world_size)
     if state.observer is not None:
         state.observer.concluded(whole, whole=reporter is None)
@@ -224,10 +224,10 @@ def print_verdict(
         if reporter is None:
             write_verdict_file(verdict, state)  # after the message: a file system may be slow
         claim = claim or (lambda: is_first_left(state, whole))
-        state.telling.tell(whole, for_host=reporter is None, claim=claim, say=_line_of(state))
+        state.alerts.tell(whole, for_host=reporter is None, claim=claim, say=_line_of(state))
     elif state.leads:
         print_to_stderr(verdict, state.rank, goes_on=True)
-        state.telling.warn(whole, _line_of(state))
+        state.alerts.warn(whole, _line_of(state))
     if verdict.spread_seconds is not None:
         _log.info("known on every rank %.1f ms after it could be proved", verdict.spread_seconds * 1000)
 
@@ -435,7 +435,7 @@ def wait_until_printed(state: State) -> None:
     verdict = None if state.printed.wait(PRINT_SECONDS) else state.end or state.proposed
     if verdict is not None:
         print_verdict(state, verdict)
-    state.telling.wait()
+    state.alerts.wait()
 
 
 def _in_one_line(text: str) -> str:

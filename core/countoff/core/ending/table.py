@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from countoff.core.checks.learning_rates import odd_rates, with_rates
 from countoff.core.checks.lost import AHEAD, DIED, raised
 from countoff.core.ending import shutdown
+from countoff.core.messages import clip, count_of, listed
 from countoff.core.protocol.failures import Failure, alike, told_as_one
 from countoff.core.protocol.rates import parse_rates
 from countoff.core.protocol.records import Records, parse_count, parse_standing, ranks_from_json, ranks_to_json
@@ -22,7 +23,6 @@ from countoff.core.session.state import FAIL_SECONDS, State
 from countoff.core.session.store.gathering import Gathering
 from countoff.core.verdict import TABLE_ROWS, Remedies, Verdict, at_hosts, remedy_for
 from countoff.core.waiting import until
-from countoff.core.words import clip, count_of, listed
 
 if TYPE_CHECKING:
     from countoff.core.session.liveness.heartbeats import Heartbeats
@@ -45,7 +45,7 @@ _MOST_SPREAD_SECONDS = 30.0
 
 
 def print_with_table(channel: Channel, state: State, heartbeats: Heartbeats) -> None:
-    """Prints the verdict on this rank, with the table of what every rank had counted. Runs on the speaker thread.
+    """Prints the verdict on this rank, with the table of what every rank had counted. Runs on the writer thread.
 
     Every rank posts its row once its training thread has received the verdict, or is evidently blocked. Rank 0 gathers
     and publishes the table. One rank per host prints it, then the others print one line.
@@ -67,7 +67,7 @@ def print_with_table(channel: Channel, state: State, heartbeats: Heartbeats) -> 
     gone = verdict.ranks if verdict.gone else ()
     first = state.ranks[0]
     if state.leads:
-        if state.telling.is_wanted:
+        if state.alerts.is_wanted:
             _is_teller(channel, state, verdict)  # before the table, for which others wait: trackers have their run here
         known = state.present or state.ranks
         # A plan that is still in the store came after the roll call: from a late rank, but from one that counts.
@@ -119,7 +119,7 @@ def post_row(channel: Channel, state: State) -> None:
 def _is_teller(channel: Channel, state: State, verdict: Verdict) -> bool:
     """Whether this rank tells the user's own sinks: the first one that says so in the store."""
     try:
-        return channel.claim("teller", {"rank": state.rank})["rank"] == state.rank
+        return channel.compare_and_set("teller", {"rank": state.rank})["rank"] == state.rank
     except (RuntimeError, OSError):  # the store has ended, with rank 0
         return shutdown.is_first_left(state, verdict)
 
@@ -148,14 +148,14 @@ def publish_table(channel: Channel, verdict: Verdict, rows: Records, *, complete
     """Writes the table for all ranks to print, and names the ranks out of step.
 
     Args:
-        channel: The speaker's channel.
+        channel: The writer's channel.
         verdict: The verdict.
         rows: The rows that have come, by rank.
         complete: Whether these are the rows of all ranks of the job.
     """
     if verdict.point:
         rows = {rank: {**line, "rates": parse_rates(line)} for rank, line in rows.items()}
-    disputed = verdict.mark_index >= 0
+    disputed = verdict.sync_index >= 0
     odd = odd_ranks(rows.values()) if disputed else odd_rates(rows) if verdict.point else ()
     behind = ranks_behind(rows, verdict.ranks[0]) if disputed and verdict.ranks else ()
     named = odd or verdict.ranks
@@ -210,7 +210,7 @@ def with_table(
     Ranks that failed by themselves are the better cause: what others proved is how that looked to them.
 
     Args:
-        channel: The speaker's channel.
+        channel: The writer's channel.
         verdict: The verdict in the log.
         remedies: The adapter's remedies.
         world_size: Ranks that are compared.

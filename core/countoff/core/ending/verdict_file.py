@@ -15,12 +15,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from countoff.core import formats
+from countoff.core.messages import names_of
 from countoff.core.session.liveness import processes
 from countoff.core.settings import Settings, SettingsError
 from countoff.core.software import own_version
 from countoff.core.verdict import Verdict
 from countoff.core.whole_file import temporary_beside, write_whole
-from countoff.core.words import names_of
 
 _OWN_KEYS = {"format", "kind", "sentence", "restart"}
 _MOST_BYTES = 1 << 20

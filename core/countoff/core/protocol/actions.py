@@ -37,7 +37,7 @@ class AddOne:
     """Add 1 to a counter in the store. The rank that completes it appends an entry to the log.
 
     Attributes:
-        opened: Index of the mark that opened the span; with `key` it names the counter.
+        opened: Index of the sync point that opened the span; with `key` it names the counter.
         key: The counter, the same on all ranks. It is complete whenever every rank has added as often.
         entry: The entry, as JSON types.
         batches: A number of this rank. The entry of the rank that completes the counter then has the largest number of
@@ -57,7 +57,7 @@ Action = WriteEntry | PrintWarning | AddOne
 
 
 class Outbox(queue.SimpleQueue[Any]):
-    """Actions to be carried out, oldest first. The speaker of all guards of a process is told of each.
+    """Actions to be carried out, oldest first. The writer of all guards of a process is told of each.
 
     Attributes:
         told: Called after each `put`, on the thread that has put something.

@@ -8,9 +8,9 @@ from functools import reduce
 from typing import NamedTuple
 
 from countoff.core import constants
+from countoff.core.messages import count_of
 from countoff.core.protocol.credits import Credits
 from countoff.core.verdict import Verdict
-from countoff.core.words import count_of
 
 _HASH_PRIME = 1_000_003
 _HASH_MASK = (1 << 48) - 1
@@ -41,7 +41,7 @@ class SpanCounters:
     Attributes:
         name: The span's name, equal on every rank: ``train epoch 3``.
         evaluation: Whether the span is an evaluation (evaluations may legitimately be uneven).
-        opened: Index of the mark that opened the span; equal on every rank.
+        opened: Index of the sync point that opened the span; equal on every rank.
         started: Batches that this rank has handed to training.
         prefetched: Batches that this rank's loader is known to have delivered, those started included, where the
             framework fetches ahead; 0 where it does not.
@@ -52,7 +52,7 @@ class SpanCounters:
             the adapter does not report requests.
         counts: Batches per loader, where one span reads several loaders in turn.
         loader_seconds: Seconds that this rank's training thread has waited for its loader.
-        compared: Whether the span is compared with that of other ranks, and so has marks in the log.
+        compared: Whether the span is compared with that of other ranks, and so has sync points in the log.
         unused: What this rank's loader had beyond the batches used, when the span closed; None where nobody looked.
         repeated: Batches that this rank has repeated, so that the span had the same number on every rank.
         credits: Its credits while it is open, where ranks that differ take the same number of batches.
@@ -107,7 +107,7 @@ class TickPlace(NamedTuple):
     """Where ranks compare what is known after one batch of a train epoch; equal on all of them.
 
     Attributes:
-        opened: Index of the mark that opened the epoch.
+        opened: Index of the sync point that opened the epoch.
         batch: The batch of that epoch.
         span: Name of the epoch.
     """
@@ -156,7 +156,7 @@ def hash_step(previous: int, batch: int) -> int:
 
 
 def folded(counts: Sequence[int]) -> tuple[int, ...]:
-    """Batches per loader, with those after the 32nd as one hash, because a mark must fit into a record.
+    """Batches per loader, with those after the 32nd as one hash, because a sync point must fit into a record.
 
     >>> folded([2, 3]), len(folded(range(100)))
     ((2, 3), 33)

@@ -64,7 +64,7 @@ class Credits:
     """The credits of one rank in one span.
 
     Args:
-        opened: Index of the mark that opened the span; equal on all ranks.
+        opened: Index of the sync point that opened the span; equal on all ranks.
         policy: Whether the span ends with the shortest rank (``stop``) or with the longest (``repeat``).
         lookahead: Batches that a rank may fetch ahead of the one that it trains on, at least 1; equal on all ranks.
         rank: This rank.
@@ -75,7 +75,7 @@ class Credits:
         ranks: How many ranks add to a counter, and listen for its grant.
 
     Attributes:
-        opened: Index of the mark that opened the span.
+        opened: Index of the sync point that opened the span.
         policy: Whether the span ends with the shortest rank or with the longest.
         ready: Batches that this rank's loader has delivered, repeated ones included.
         granted: Batches that every rank may start.
@@ -139,7 +139,7 @@ class Credits:
         With ``stop``, the common end is known. With ``repeat``, it is if some loader has as many batches as is proven.
 
         Args:
-            opened: Index of the mark that opened the span.
+            opened: Index of the sync point that opened the span.
             policy: Whether the span ends with the shortest rank or with the longest.
             total: Batches of the shortest or of the longest loader.
             rank: This rank.
@@ -221,7 +221,7 @@ class Credits:
         return self._due(now)
 
     def others_started(self, batch: int) -> list[Action]:
-        """Another rank is known to have started a batch: the next mark in the log tells that, after which it may go.
+        """Another rank is known to have started a batch: the log's next sync point tells that, after which it may go.
 
         Args:
             batch: Its number in this span, from 1.

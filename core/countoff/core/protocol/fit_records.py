@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from countoff.core.arithmetic.schedules import Ending
+from countoff.core.messages import clip
 from countoff.core.protocol.records import parse_count
-from countoff.core.words import clip
 
 __all__ = ["SAMPLED", "SchedulePlan", "SharedModel", "SplitSample"]
 

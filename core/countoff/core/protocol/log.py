@@ -15,13 +15,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from countoff.core.protocol.counters import SpanCounters
-from countoff.core.protocol.records import Mark
-from countoff.core.protocol.rule import Divergence, beyond_announcement, beyond_mark, compare_marks
+from countoff.core.protocol.records import SyncPoint
+from countoff.core.protocol.rule import Divergence, beyond_announcement, beyond_sync_point, compare_sync_points
 
-_KEPT_MARKS = 64
-"""Marks that are kept to tell, after a verdict, which ranks agree with the mark in dispute."""
+_KEPT_SYNC_POINTS = 64
+"""Sync points that are kept to tell, after a verdict, which ranks agree with the sync point in dispute."""
 _KEPT_PENDING = 1024
-"""Own marks that may wait for the log's answer, which never comes where no rank writes."""
+"""Own sync points that may wait for the log's answer, which never comes where no rank writes."""
 _KEPT_ANNOUNCEMENTS = 8
 
 
@@ -30,60 +30,62 @@ class LogView:
     """What one rank knows of the log, and what it has passed itself.
 
     Attributes:
-        next: Index of this rank's next mark, counted from 0 in the order of passing.
+        next: Index of this rank's next sync point, counted from 0 in the order of passing.
     """
 
     next: int = 0
-    _standing: dict[int, Mark] = field(default_factory=dict[int, Mark])  # in the log, and not yet compared
-    pending: dict[int, Mark] = field(default_factory=dict[int, Mark])  # passed here, and not yet compared
-    _announced: dict[int, Mark] = field(default_factory=dict[int, Mark])
-    _accepted: set[int] = field(default_factory=set[int])  # evaluations found uneven, by the mark that opened them
-    _passed: dict[int, Mark] = field(default_factory=dict[int, Mark])
-    _received: dict[int, Mark] = field(default_factory=dict[int, Mark])
+    _logged: dict[int, SyncPoint] = field(default_factory=dict[int, SyncPoint])  # in the log, and not yet compared
+    pending: dict[int, SyncPoint] = field(default_factory=dict[int, SyncPoint])  # passed here, and not yet compared
+    _announced: dict[int, SyncPoint] = field(default_factory=dict[int, SyncPoint])
+    _accepted: set[int] = field(
+        default_factory=set[int]
+    )  # evaluations found uneven, by the sync point that opened them
+    _passed: dict[int, SyncPoint] = field(default_factory=dict[int, SyncPoint])
+    _received: dict[int, SyncPoint] = field(default_factory=dict[int, SyncPoint])
     _muted: bool = False
 
     def mute(self) -> None:
-        """Compares no marks from here on: ranks that differ have been accepted, so their later marks differ too."""
+        """Compares no sync points from here on: ranks that differ are accepted, so their later ones differ too."""
         self._muted = True
 
-    def reach(self, mark: Mark) -> tuple[int, Divergence | None]:
-        """Passes this rank's next mark and compares it with the one in the log, if that is known.
+    def reach(self, sync_point: SyncPoint) -> tuple[int, Divergence | None]:
+        """Passes this rank's next sync point and compares it with the one in the log, if that is known.
 
         Returns:
-            The mark's index, and what is wrong.
+            The sync point's index, and what is wrong.
         """
         index = self.next
         self.next += 1
-        for old in [each for each in self._standing if each < index]:
-            del self._standing[old]
-        self.pending[index] = self._passed[index] = mark
+        for old in [each for each in self._logged if each < index]:
+            del self._logged[old]
+        self.pending[index] = self._passed[index] = sync_point
         self.pending.pop(index - _KEPT_PENDING, None)
-        self._passed.pop(index - _KEPT_MARKS, None)
+        self._passed.pop(index - _KEPT_SYNC_POINTS, None)
         return index, self._compare(index)
 
     def stands(self, index: int) -> bool:
-        """Whether the log is known to hold a mark of this index."""
-        return index in self._standing or (index < self.next and index not in self.pending)
+        """Whether the log is known to hold a sync point of this index."""
+        return index in self._logged or (index < self.next and index not in self.pending)
 
-    def receive_mark(self, index: int, mark: Mark, spans: Iterable[SpanCounters]) -> Divergence | None:
-        """Receives a mark from the log. A later entry of the same index changes nothing.
+    def receive_sync_point(self, index: int, sync_point: SyncPoint, spans: Iterable[SpanCounters]) -> Divergence | None:
+        """Receives a sync point from the log. A later entry of the same index changes nothing.
 
         Args:
-            index: The mark's index.
-            mark: What the first rank wrote there.
+            index: The sync point's index.
+            sync_point: What the first rank wrote there.
             spans: This rank's open spans, outermost first.
         """
-        if index not in self._standing and (index >= self.next or index in self.pending):
-            self._standing[index] = mark
-        self._received.setdefault(index, mark)
-        self._received.pop(index - _KEPT_MARKS, None)
+        if index not in self._logged and (index >= self.next or index in self.pending):
+            self._logged[index] = sync_point
+        self._received.setdefault(index, sync_point)
+        self._received.pop(index - _KEPT_SYNC_POINTS, None)
         return self._compare(index) if index < self.next else self.prove(spans)
 
-    def receive_announcement(self, opened: int, closing: Mark, spans: Iterable[SpanCounters]) -> Divergence | None:
+    def receive_announcement(self, opened: int, closing: SyncPoint, spans: Iterable[SpanCounters]) -> Divergence | None:
         """Receives the count at which a rank's loader will end, announced while that rank holds its last batch.
 
         Args:
-            opened: Index of the mark that opened the span.
+            opened: Index of the sync point that opened the span.
             closing: The closing mark to come.
             spans: This rank's open spans, outermost first.
         """
@@ -93,7 +95,7 @@ class LogView:
         return self.prove(spans)
 
     def announced(self, opened: int) -> int | None:
-        """The batch that was announced as the last one of the span that this mark opened; None if none was."""
+        """The batch that was announced as the last one of the span that this sync point opened; None if none was."""
         closing = self._announced.get(opened)
         return None if closing is None else closing.at
 
@@ -101,7 +103,7 @@ class LogView:
         """Whether other ranks have written a point that this rank has yet to reach; every batch may then be a proof."""
         if self._muted:
             return False
-        return self.next in self._standing or any(span.opened in self._announced for span in spans)
+        return self.next in self._logged or any(span.opened in self._announced for span in spans)
 
     def prove(self, spans: Iterable[SpanCounters]) -> Divergence | None:
         """Applies the rule to this rank's counters and everything that other ranks have written ahead of it.
@@ -121,85 +123,94 @@ class LogView:
                 divergence = beyond_announcement(closing, span)
                 if divergence is not None:
                     return divergence
-        mark = self._standing.get(self.next)
-        if mark is None or innermost is None or innermost.opened in self._accepted:
+        sync_point = self._logged.get(self.next)
+        if sync_point is None or innermost is None or innermost.opened in self._accepted:
             return None
-        return beyond_mark(mark, self.next, innermost)
+        return beyond_sync_point(sync_point, self.next, innermost)
 
-    def side(self, rank: int, mark_index: int, announced: bool, spans: Iterable[SpanCounters]) -> bool | None:
-        """Whether this rank agrees with the disputed mark; None if unreached or evicted.
+    def side(self, rank: int, sync_index: int, announced: bool, spans: Iterable[SpanCounters]) -> bool | None:
+        """Whether this rank agrees with the disputed sync point; None if unreached or evicted.
 
         Args:
             rank: This rank.
-            mark_index: As in the divergence.
+            sync_index: As in the divergence.
             announced: As in the divergence.
             spans: This rank's open spans, outermost first.
         """
         spans = list(spans)
         if announced:
-            standing, own = self._announced.get(mark_index), self._closing_of(mark_index)
+            logged, own = self._announced.get(sync_index), self._closing_of(sync_index)
         else:
-            standing, own = self._received.get(mark_index), self._passed.get(mark_index)
-        if standing is None:
+            logged, own = self._received.get(sync_index), self._passed.get(sync_index)
+        if logged is None:
             return None
-        if standing.rank == rank:
+        if logged.rank == rank:
             return True  # it may have announced a closing that it has yet to reach
         if own is not None:
-            if own.reason != standing.reason and (announced or _limited_at_the_same_count(own, standing)):
+            if own.reason != logged.reason and (announced or _limited_at_the_same_count(own, logged)):
                 return None  # a limit stopped one of them: nobody knows what else its loader held
-            return own.at == standing.at if announced else _agree(standing, own)
-        ending = next((span for span in spans if announced and span.opened == mark_index and span.ends), None)
+            return own.at == logged.at if announced else _agree(logged, own)
+        ending = next((span for span in spans if announced and span.opened == sync_index and span.ends), None)
         if ending is not None:
-            return ending.started == standing.at
+            return ending.started == logged.at
         proof = self.prove(spans)
-        return False if proof is not None and (proof.mark_index, proof.announced) == (mark_index, announced) else None
+        return False if proof is not None and (proof.sync_index, proof.announced) == (sync_index, announced) else None
 
-    def first_ahead(self) -> Mark | None:
-        """The mark that comes next for this rank, if another rank has passed it."""
-        return self._standing.get(self.next)
+    def first_ahead(self) -> SyncPoint | None:
+        """The sync point that comes next for this rank, if another rank has passed it."""
+        return self._logged.get(self.next)
 
-    def exited_alone(self) -> Mark | None:
+    def exited_alone(self) -> SyncPoint | None:
         """Where a rank left its last train epoch, if that rank has then ended the fit and this rank has not.
 
         It may have done so by a `return`, a `sys.exit` or an exception that was caught. Its peers only lose it.
         """
-        standing = self._standing.items()
-        ended = {mark.rank for index, mark in standing if index >= self.next and mark.kind == "fit_end"}
-        closings = [mark for _, mark in sorted(self._received.items()) if mark.kind == "train_end"]
+        logged = self._logged.items()
+        ended = {sync_point.rank for index, sync_point in logged if index >= self.next and sync_point.kind == "fit_end"}
+        closings = [sync_point for _, sync_point in sorted(self._received.items()) if sync_point.kind == "train_end"]
         early = ("stopped", "exited")
-        return next((mark for mark in closings[-1:] if mark.reason in early and mark.rank in ended), None)
+        return next(
+            (sync_point for sync_point in closings[-1:] if sync_point.reason in early and sync_point.rank in ended),
+            None,
+        )
 
     def ended_first(self) -> int | None:
         """The rank that has ended the fit where this rank has not; None if there is none."""
-        ahead = (mark for index, mark in self._standing.items() if index >= self.next and mark.kind == "fit_end")
-        return next((mark.rank for mark in ahead if mark.reason != "interrupted"), None)
+        ahead = (
+            sync_point
+            for index, sync_point in self._logged.items()
+            if index >= self.next and sync_point.kind == "fit_end"
+        )
+        return next((sync_point.rank for sync_point in ahead if sync_point.reason != "interrupted"), None)
 
     def accept_uneven(self, spans: Iterable[SpanCounters]) -> None:
         """Accepts that the evaluations open on this rank are uneven, so that each one is found only once."""
         self._accepted.update(span.opened for span in spans if span.evaluation)
 
-    def _closing_of(self, opened: int) -> Mark | None:
-        """This rank's own mark that closed the span opened by mark `opened`."""
+    def _closing_of(self, opened: int) -> SyncPoint | None:
+        """This rank's own sync point that closed the span opened by sync point `opened`."""
         span = self._passed[opened].span if opened in self._passed else None
         later = [self._passed[index] for index in sorted(self._passed) if index > opened]
-        return next((mark for mark in later if mark.span == span and mark.kind.endswith("_end")), None)
+        return next(
+            (sync_point for sync_point in later if sync_point.span == span and sync_point.kind.endswith("_end")), None
+        )
 
     def _compare(self, index: int) -> Divergence | None:
-        standing, own = self._standing.get(index), self.pending.get(index)
-        if standing is None or own is None:
+        logged, own = self._logged.get(index), self.pending.get(index)
+        if logged is None or own is None:
             return None
         del self.pending[index]
         if index < self.next - 1:
-            self._standing.pop(index, None)
-        return None if self._muted else compare_marks(standing, own, index)
+            self._logged.pop(index, None)
+        return None if self._muted else compare_sync_points(logged, own, index)
 
 
-def _agree(standing: Mark, own: Mark) -> bool:
-    """Whether two marks have the same counts. Other micro-batches are a warning, and other rates another dispute."""
-    divergence = compare_marks(standing, own)
+def _agree(logged: SyncPoint, own: SyncPoint) -> bool:
+    """Whether two sync points have the same counts. Micro-batches are a warning, and rates another dispute."""
+    divergence = compare_sync_points(logged, own)
     return divergence is None or divergence.micro_batches or divergence.kind == "LearningRateMismatch"
 
 
-def _limited_at_the_same_count(own: Mark, standing: Mark) -> bool:
+def _limited_at_the_same_count(own: SyncPoint, logged: SyncPoint) -> bool:
     """Whether a limit closed one rank's span at exactly the count at which the other rank's loader was exhausted."""
-    return own.at == standing.at and {own.reason, standing.reason} == {"exhausted", "stopped"}
+    return own.at == logged.at and {own.reason, logged.reason} == {"exhausted", "stopped"}

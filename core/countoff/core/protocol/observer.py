@@ -12,11 +12,11 @@ from countoff.core.verdict import Verdict
 class Observer(Protocol):
     """What the threads of the runtime tell; each call but the last returns at once."""
 
-    def met(self, speaker: Any) -> None:
+    def met(self, writer: Any) -> None:
         """There are other ranks.
 
         Args:
-            speaker: The guard's speaker.
+            writer: The guard's writer.
         """
         ...
 

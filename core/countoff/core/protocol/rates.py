@@ -27,9 +27,9 @@ class RateLog:
         return list(self._rates.get(point, ())) or None
 
 
-def point_of(mark_index: int) -> str:
-    """The name of a mark as a point at which learning rates are compared."""
-    return f"mark/{mark_index}"
+def point_of(sync_index: int) -> str:
+    """The name of a sync point as a point at which learning rates are compared."""
+    return f"mark/{sync_index}"
 
 
 def compared_rates(rates: Iterable[float]) -> tuple[float, ...]:

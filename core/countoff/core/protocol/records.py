@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from typing import Any, Literal, cast, get_args
 
+from countoff.core.messages import clip, count_of
 from countoff.core.protocol.rates import parse_rates
 from countoff.core.verdict import Standing, Verdict
-from countoff.core.words import clip, count_of
 
-MarkKind = Literal["fit_start", "train_start", "eval_start", "eval_end", "train_end", "fit_end"]
+SyncKind = Literal["fit_start", "train_start", "eval_start", "eval_end", "train_end", "fit_end"]
 Reason = Literal["", "exhausted", "stopped", "exited", "interrupted"]
 
 RECORD_BYTES = 1024
@@ -141,7 +141,7 @@ class MicroCounts:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> MicroCounts:
-        """Reads what is in the tick or the mark of another rank; another version may not write it.
+        """Reads what is in the tick or the sync point of another rank; another version may not write it.
 
         Raises:
             KeyError, TypeError, ValueError: If it is there, and is something else.
@@ -171,20 +171,20 @@ _COUNTS = re.compile(r"(?:[0-9]{1,9}(?:\*[0-9]{1,3})?(?:,(?!$)|$))*", re.ASCII)
 
 
 @dataclass(frozen=True)
-class Mark:
+class SyncPoint:
     """A point that every rank passes, with the counts that must be equal there.
 
     Attributes:
         kind: What opens or closes.
         span: Name of the span that it opens or closes.
-        at: Batches started in the span in which the mark stands (for `eval_start`, the train span around it).
+        at: Batches started in the span in which the sync point stands (for `eval_start`, the train span around it).
         reason: For a closing, whether the loader was `exhausted`, the pass was `stopped` (a limit, a break, early
             stopping), or the rank `exited` the job in the middle of it; for `eval_start`, `exhausted` if the train
             loader is known to hold no more.
         steps: Optimizer steps applied since the fit began.
         step_hash: Hash of the batches after which they were applied.
         counts: Batches per loader of a closed evaluation, if it read more than one.
-        rank: The rank that wrote the mark.
+        rank: The rank that wrote the sync point.
         time: Seconds since the epoch at which that rank passed it, by its own clock.
         micro: The micro-batches of the steps before it. Evaluations end without: their counts need the space.
         steps_known: Whether the steps can be compared here; see `Evidence.knows_steps`.
@@ -193,7 +193,7 @@ class Mark:
             thread takes ahead of the training.
     """
 
-    kind: MarkKind
+    kind: SyncKind
     span: str
     at: int = 0
     reason: Reason = ""
@@ -209,7 +209,7 @@ class Mark:
 
     @property
     def in_words(self) -> str:
-        """What the rank that passed this mark did, as the rest of a sentence that begins with its name."""
+        """What the rank that passed this sync point did, as the rest of a sentence that begins with its name."""
         batches = count_of(self.at, "batch")
         if self.reason == "exited":
             where = f" in batch {self.at} of {self.span}" if self.kind != "fit_end" else ""
@@ -225,7 +225,7 @@ class Mark:
         return "ended the fit" if self.kind == "fit_end" else "began the fit"
 
     def to_json(self) -> dict[str, Any]:
-        """The mark as JSON types; `from_json` is its inverse."""
+        """The sync point as JSON types; `from_json` is its inverse."""
         rare = ("micro", "rates", "steps_known", "at_known")
         values = {name: value for name, value in vars(self).items() if name not in rare}
         told: dict[str, Any] = {"rates": list(self.rates)} if self.rates else {}
@@ -233,14 +233,14 @@ class Mark:
         return {**values, "counts": list(self.counts), **told, **self.micro.to_json()}
 
     @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> Mark:
-        """Reads a mark that another rank wrote.
+    def from_json(cls, record: Mapping[str, Any]) -> SyncPoint:
+        """Reads a sync point that another rank wrote.
 
         Raises:
-            KeyError, TypeError, ValueError: If the record is not a mark.
+            KeyError, TypeError, ValueError: If the record is not a sync point.
         """
         return cls(
-            kind=cast("MarkKind", one_of(record["kind"], get_args(MarkKind))),
+            kind=cast("SyncKind", one_of(record["kind"], get_args(SyncKind))),
             span=str(record["span"]),
             at=parse_count(record["at"]),
             reason=cast("Reason", one_of(record["reason"], get_args(Reason))),
@@ -297,7 +297,7 @@ def verdict_to_json(verdict: Verdict) -> dict[str, Any]:
         "standing": verdict.standing,
         "gone": verdict.gone,
         "time": verdict.time,
-        "mark_index": verdict.mark_index,
+        "mark_index": verdict.sync_index,
         "announced": verdict.announced,
         **({} if verdict.begun is None else {"begun": verdict.begun}),
     }
@@ -319,7 +319,7 @@ def verdict_from_json(record: Mapping[str, Any]) -> Verdict:
         time=float(record["time"]),
         subject=str(record["subject"]),
         point=str(record.get("point", "")),  # another version may not write it
-        mark_index=int(record["mark_index"]),
+        sync_index=int(record["mark_index"]),
         announced=bool(record["announced"]),
         standing=parse_standing(record.get("standing")),
         begun=None if record.get("begun") is None else parse_count(record["begun"]),  # another version may not write it
@@ -382,13 +382,13 @@ def record_text(record: Mapping[str, Any]) -> str:
     return json.dumps(record, separators=(",", ":"), ensure_ascii=True)
 
 
-def mark_entry(index: int, mark: Mark) -> dict[str, Any]:
-    """The log's entry for a mark that this rank is the first to pass."""
-    return {"type": "mark", "index": index, "mark": mark.to_json()}
+def sync_entry(index: int, sync_point: SyncPoint) -> dict[str, Any]:
+    """The log's entry for a sync point that this rank is the first to pass."""
+    return {"type": "mark", "index": index, "mark": sync_point.to_json()}
 
 
-def announcement_entry(opened: int, closing: Mark) -> dict[str, Any]:
-    """The log's entry that announces at which count this rank will close the span opened by mark `opened`."""
+def announcement_entry(opened: int, closing: SyncPoint) -> dict[str, Any]:
+    """The log's entry that announces at which count this rank will close the span opened by sync point `opened`."""
     return {"type": "announcement", "opened": opened, "mark": closing.to_json()}
 
 

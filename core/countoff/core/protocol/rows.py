@@ -22,10 +22,10 @@ def row(rank: int, span: SpanCounters | None, steps: int, state: str) -> dict[st
 
 
 def odd_ranks(rows: Iterable[Mapping[str, Any]]) -> tuple[int, ...]:
-    """The ranks in the minority: of those that agree with the disputed mark and those that do not, the fewer.
+    """The ranks in the minority: of those that agree with the disputed sync point and those that do not, the fewer.
 
     Args:
-        rows: One row per rank that answered; its `side` is None for a rank that has not reached the mark.
+        rows: One row per rank that answered; its `side` is None for a rank that has not reached the sync point.
 
     Returns:
         The ranks; none where either side could still become the minority.

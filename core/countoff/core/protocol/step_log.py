@@ -59,7 +59,7 @@ class StepLog:
         self._epochs[-1].steps.append(span.started)
 
     def to_json(self, opened: Sequence[SpanCounters]) -> list[list[Any]]:
-        """The log as JSON types: of each epoch its first mark, between which batches it is whole, and runs of steps.
+        """The log as JSON types: of each epoch its first sync point, between which batches it is whole, and its steps.
 
         Args:
             opened: The spans that are open: in these, a step may still follow the batch started last.
@@ -117,7 +117,7 @@ def first_apart(rows: Records, ranks: Sequence[int]) -> Apart | None:
 
 
 def _parse(row: Mapping[str, Any]) -> dict[int, tuple[int, int, set[int]]]:
-    """The epochs in a row, by their first marks; another version may not write them.
+    """The epochs in a row, by their first sync points; another version may not write them.
 
     Raises:
         KeyError, TypeError, ValueError: If they are there, and are none.

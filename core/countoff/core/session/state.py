@@ -3,7 +3,7 @@
 The training thread and the three threads of the runtime share it. The training thread reads one attribute per batch,
 `alarm`: the number of started batches at which it must look up. Everything else is touched at marks only, under one
 lock that is never held across I/O. Nothing here does I/O: what must be written or printed is put into `outbox`, which
-the speaker thread empties in order.
+the writer thread empties in order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from countoff.core import constants
-from countoff.core.alerts.telling import Telling
+from countoff.core.alerts.alerts import Alerts
 from countoff.core.checks import judge, shows_other_counts
 from countoff.core.checks.lost import absence_by_exit
 from countoff.core.checks.plan import behind_its_warning
@@ -37,9 +37,9 @@ from countoff.core.protocol.records import (
     NO_MICRO_COUNTS,
     RECORD_BYTES,
     Absence,
-    Mark,
-    MarkKind,
     Reason,
+    SyncKind,
+    SyncPoint,
     absence_entry,
     absence_from_entry,
     announcement_entry,
@@ -60,7 +60,7 @@ NEVER = sys.maxsize
 _ROW_BYTES = RECORD_BYTES - 224
 """What a row of the table may take, so that the name of a host fits in beside it."""
 _EARLY_SPANS = 64
-"""Entries about spans that this rank has not opened are kept for so many marks ahead."""
+"""Entries about spans that this rank has not opened are kept for so many sync points ahead."""
 _CLOSED: dict[str, str] = {"exhausted": "ran out", "exited": "exited"}
 """What a rank's row in the table says once its span is closed, by the reason; any other one is `stopped`."""
 FAIL_SECONDS = 0.8
@@ -86,7 +86,7 @@ class State:
         spans: Open spans, outermost first.
         steps: Optimizer steps applied since the fit began.
         step_hash: Hash of the batches after which they were applied.
-        last_step: The mark that opened the span of the last one, and the batches started in it then.
+        last_step: The sync point that opened the span of the last one, and the batches started in it then.
         step_log: After which batches the last of them were applied.
         micro_batches: How many micro-batches each of these steps had.
         rates: The learning rates where they were compared last.
@@ -116,7 +116,7 @@ class State:
             and raises KeyError, TypeError or ValueError if it is none.
         evidence: What the threads of this rank's loop let it prove.
         observer: Told of what happens, for the trace; None where there is none.
-        telling: Tells of findings where the user looks besides the output.
+        alerts: Tells of findings where the user looks besides the output.
         began: When this state was made, by `time.monotonic()`.
         pid: The process that this rank is. A process forked off it must report nothing.
     """
@@ -135,7 +135,7 @@ class State:
     micro_batches: MicroBatchLog = field(default_factory=MicroBatchLog)
     step_log: StepLog = field(default_factory=StepLog)
     rates: RateLog = field(default_factory=RateLog)
-    alarm: int = NEVER
+    next_check_at: int = NEVER
     proposed: Verdict | None = None
     end: Verdict | None = None
     ended: threading.Event = field(default_factory=threading.Event)
@@ -160,7 +160,7 @@ class State:
     readers: dict[str, Callable[[Mapping[str, Any]], Callable[[], None]]] = field(default_factory=dict[str, Any])
     evidence: Evidence = field(default_factory=Evidence)
     observer: Observer | None = None
-    telling: Telling = field(init=False)
+    alerts: Alerts = field(init=False)
     began: float = field(default_factory=time.monotonic)
     pid: int = field(default_factory=os.getpid)
     last_step: tuple[int, int] = (-1, -1)
@@ -173,7 +173,7 @@ class State:
 
     def __post_init__(self) -> None:
         self.changed = threading.Condition(self.lock)
-        self.telling = Telling(self.settings)
+        self.alerts = Alerts(self.settings)
         self.ranks = self.ranks or range(self.world_size)
 
     @property
@@ -188,23 +188,23 @@ class State:
 
     # Events of the training thread.
 
-    def mark(
+    def sync_point(
         self,
-        kind: MarkKind,
+        kind: SyncKind,
         span: str,
         reason: Reason,
         counters: SpanCounters,
         opens: SpanCounters | None = None,
         rates: tuple[float, ...] = (),
-    ) -> Mark:
-        """The mark that this rank passes now.
+    ) -> SyncPoint:
+        """The sync point that this rank passes now.
 
         Args:
-            kind: What the mark is.
+            kind: What the sync point is.
             span: Name of the span that it opens or closes.
             reason: Why that span closes; it means nothing outside of the spans that are compared.
             counters: The innermost open span, or the last one.
-            opens: The span that the mark opens, if it does. A train epoch may be resumed in its middle.
+            opens: The span that the sync point opens, if it does. A train epoch may be resumed in its middle.
             rates: The learning rates in force, where they are compared.
         """
         inside = bool(self.spans) and counters.compared
@@ -217,7 +217,7 @@ class State:
         micro = NO_MICRO_COUNTS if kind == "eval_end" else self.micro_batches.take()
         in_epoch = kind == "train_end" or self.train_span() is not None
         known = self.evidence.knows_steps(in_epoch=in_epoch)
-        return Mark(
+        return SyncPoint(
             kind,
             span,
             at,
@@ -233,21 +233,21 @@ class State:
             at_known=reason != "stopped" or self.evidence.steps_by_batch,
         )
 
-    def reach(self, mark: Mark, opens: SpanCounters | None = None) -> int:
-        """Passes this rank's next mark, with the span that it opens or closes, in one step for all threads.
+    def reach(self, sync_point: SyncPoint, opens: SpanCounters | None = None) -> int:
+        """Passes this rank's next sync point, with the span that it opens or closes, in one step for all threads.
 
         What is wrong with it is proposed as the verdict, or becomes a warning.
 
         Returns:
-            The mark's index.
+            The sync point's index.
         """
         with self.lock:
-            index, divergence = self.log.reach(mark)
-            if mark.rates:
-                self.rates.keep(point_of(index), mark.rates)
+            index, divergence = self.log.reach(sync_point)
+            if sync_point.rates:
+                self.rates.keep(point_of(index), sync_point.rates)
             self._consider(divergence)
-            if mark.kind in ("train_end", "eval_end"):
-                self.close_span(mark.reason)
+            if sync_point.kind in ("train_end", "eval_end"):
+                self.close_span(sync_point.reason)
             elif opens is not None:
                 opens.opened = index
                 self.spans.append(opens)
@@ -257,7 +257,7 @@ class State:
             return index
 
     def need_not_write(self, index: int) -> bool:
-        """Whether a mark of this rank need not go into the log.
+        """Whether a sync point of this rank need not go into the log.
 
         It need not where the log holds one of this index. It must not after this rank has proved a divergence: marks
         after that are consequences and would hide the cause.
@@ -371,37 +371,37 @@ class State:
 
     def announcement(self, counters: SpanCounters) -> dict[str, Any]:
         """The log's entry that announces with which batch this rank will close a span."""
-        kind: MarkKind = "eval_end" if counters.evaluation else "train_end"
-        closing = Mark(kind, counters.name, counters.started, "exhausted", rank=self.rank, time=time.time())
+        kind: SyncKind = "eval_end" if counters.evaluation else "train_end"
+        closing = SyncPoint(kind, counters.name, counters.started, "exhausted", rank=self.rank, time=time.time())
         return announcement_entry(counters.opened, closing)
 
-    def arm(self, counters: SpanCounters, *, watched: bool) -> None:
-        """Sets the alarm for the next batch at which the training thread must look up. Call it under the lock.
+    def set_next_check(self, counters: SpanCounters, *, watched: bool) -> None:
+        """Sets `next_check_at` for the next batch at which the training thread must look up. Call it under the lock.
 
         Args:
             counters: The innermost open span, or the last one.
             watched: Whether there is any other rank to compare with.
         """
         if not watched or (self.end is not None and self.settings.on_divergence == "warn"):
-            self.alarm = NEVER
+            self.next_check_at = NEVER
         elif self.end is not None or self.proposed is not None or self.log.is_behind(self.spans):
-            self.alarm = 0
+            self.next_check_at = 0
         elif counters.evaluation:
-            self.alarm = NEVER
+            self.next_check_at = NEVER
         else:
             every = constants.TICK_BATCHES
-            self.alarm = (counters.started // every + 1) * every
+            self.next_check_at = (counters.started // every + 1) * every
 
     def only_ticks(self, counters: SpanCounters) -> bool:
-        """Whether nothing but a tick is due at the batch that has begun; if so, the alarm is set to the next one.
+        """Whether nothing but a tick is due at the batch that has begun; if so, `next_check_at` is set to the next one.
 
         Args:
             counters: The innermost open span, which other threads do not change.
         """
         with self.lock:
-            if self.alarm != counters.started or not counters.compared:
+            if self.next_check_at != counters.started or not counters.compared:
                 return False
-            self.alarm += constants.TICK_BATCHES
+            self.next_check_at += constants.TICK_BATCHES
             return True
 
     # Events from other ranks.
@@ -419,11 +419,11 @@ class State:
             if self.end is not None:
                 return
             apply = self._parse(entry)
-            # Before anything is compared: a batch begun in that moment is either compared here or sees the alarm.
-            armed, self.alarm = self.alarm, 0
+            # Before anything is compared: a batch begun in that moment is either compared here or sees `next_check_at`.
+            armed, self.next_check_at = self.next_check_at, 0
             apply()
             if not (self.log.is_behind(self.spans) or self.proposed or self.end):
-                self.alarm = armed
+                self.next_check_at = armed
             self.changed.notify_all()
 
     def added(self, action: AddOne, seconds: float) -> None:
@@ -442,10 +442,10 @@ class State:
         """Checks an entry whole before any of it takes effect, and returns what it does."""
         match entry["type"]:
             case "mark":
-                mark, index = self._parse_mark(entry), parse_count(entry["index"])
-                return lambda: self._receive_mark(index, mark)
+                sync_point, index = self._parse_sync_point(entry), parse_count(entry["index"])
+                return lambda: self._receive_sync_point(index, sync_point)
             case "announcement":
-                closing, opened = self._parse_mark(entry), parse_count(entry["opened"])
+                closing, opened = self._parse_sync_point(entry), parse_count(entry["opened"])
                 return lambda: self._consider(self.log.receive_announcement(opened, closing, self.spans))
             case "end":
                 verdict = self._parse_verdict(entry)
@@ -469,22 +469,22 @@ class State:
             case _:
                 return lambda: None
 
-    def _parse_mark(self, entry: Mapping[str, Any]) -> Mark:
-        mark = Mark.from_json(entry["mark"])
-        parse_rank(mark.rank, self.ranks)
-        return mark
+    def _parse_sync_point(self, entry: Mapping[str, Any]) -> SyncPoint:
+        sync_point = SyncPoint.from_json(entry["mark"])
+        parse_rank(sync_point.rank, self.ranks)
+        return sync_point
 
     def _parse_verdict(self, entry: Mapping[str, Any]) -> Verdict:
         verdict = verdict_from_json(entry["verdict"])
         return replace(verdict, remedy=remedy_for(verdict, self.remedies))
 
-    def _receive_mark(self, index: int, mark: Mark) -> None:
-        if mark.kind == "fit_end":
+    def _receive_sync_point(self, index: int, sync_point: SyncPoint) -> None:
+        if sync_point.kind == "fit_end":
             self._finish()
-            self.interrupted |= mark.reason == "interrupted"
-            if mark.reason == "exited" and mark.rank != self.rank:
-                self.absences[mark.rank] = absence_by_exit(mark.rank)
-        self._consider(self.log.receive_mark(index, mark, self.spans))
+            self.interrupted |= sync_point.reason == "interrupted"
+            if sync_point.reason == "exited" and sync_point.rank != self.rank:
+                self.absences[sync_point.rank] = absence_by_exit(sync_point.rank)
+        self._consider(self.log.receive_sync_point(index, sync_point, self.spans))
         self._tell_credits()
 
     def _receive_credits(self, opened: int, entry: Mapping[str, Any]) -> None:
@@ -495,11 +495,16 @@ class State:
             self._early.setdefault(opened, []).append(entry)
 
     def _tell_credits(self) -> None:
-        """Tells the credits of the innermost span which batch of it another rank has started, by its next mark."""
-        span, mark = self.spans[-1] if self.spans else None, self.log.first_ahead()
-        if span is None or span.credits is None or mark is None or mark.kind not in ("train_end", "eval_start"):
+        """Tells the credits of the innermost span which batch another rank has started, by its next sync point."""
+        span, sync_point = self.spans[-1] if self.spans else None, self.log.first_ahead()
+        if (
+            span is None
+            or span.credits is None
+            or sync_point is None
+            or sync_point.kind not in ("train_end", "eval_start")
+        ):
             return
-        self._act(span.credits, span.credits.others_started(mark.at - span.resumed_at))
+        self._act(span.credits, span.credits.others_started(sync_point.at - span.resumed_at))
 
     def _act(self, credits: Credits, actions: list[Action]) -> None:
         for action in actions:
@@ -511,7 +516,7 @@ class State:
     def _receive_notice(self, notice: Verdict) -> None:
         self._noted.add((notice.kind, notice.subject))
         if shows_other_counts(notice):
-            self.log.mute()  # another rank has accepted it, and what follows from it is in its later marks
+            self.log.mute()  # another rank has accepted it, and what follows from it is in its later sync points
         if not self._is_known(notice.kind, notice.subject):
             self.notices.append(notice)
             if self.leads:
@@ -558,7 +563,7 @@ class State:
         if not divergence.evaluation or policy in ("raise", "stop"):
             self.propose(verdict)
             if self.proposed is not None or divergence.kind == "LearningRateMismatch":
-                return  # counts do not follow from rates: later marks are compared
+                return  # counts do not follow from rates: later sync points are compared
             if not divergence.evaluation:
                 self.log.mute()  # it has been accepted, and what follows from it must not be found again
         self.log.accept_uneven(self.spans)
@@ -603,7 +608,7 @@ class State:
             if self.proposed is None and self.end is None:
                 verdict = behind_its_warning(verdict, self.notices)
                 self.proposed = replace(verdict, remedy=remedy_for(verdict, self.remedies))
-                self.alarm = 0
+                self.next_check_at = 0
                 self.outbox.put(WriteEntry(verdict_entry("end", verdict)))  # other ranks have the same adapter
                 self.changed.notify_all()
 
@@ -616,7 +621,7 @@ class State:
                     verdict = replace(verdict, why=own.why)  # all ranks' stacks, more than an entry of the log can hold
                 self.end = verdict
                 self.known_at, self.known_since = time.time(), time.monotonic()
-                self.alarm = 0
+                self.next_check_at = 0
                 self.ended.set()
                 self.changed.notify_all()
 
@@ -634,7 +639,7 @@ class State:
             return not self._is_absent
         if entry["type"] in ("ends", "more", "stop"):
             found = next((span.credits for span in self.spans if span.opened == entry["opened"]), None)
-            if found is None:  # closed here: that mark tells other ranks what a common end would
+            if found is None:  # closed here: that sync point tells other ranks what a common end would
                 return entry["type"] == "stop"
             return found.is_written(entry)
         return entry["type"] == "notice" and self._is_known(entry["verdict"]["kind"], entry["verdict"]["subject"])
@@ -659,7 +664,7 @@ class State:
         """This rank's line in the table of the verdict, with what rank 0 needs to tell who is out of step."""
         with self.lock:
             end = self.end
-            side = None if end is None else self.log.side(self.rank, end.mark_index, end.announced, self.spans)
+            side = None if end is None else self.log.side(self.rank, end.sync_index, end.announced, self.spans)
             more: dict[str, Any] = {}
             if end is not None and end.point:
                 more["rates"] = self.rates.at(end.point)

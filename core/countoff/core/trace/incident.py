@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from countoff.core.ending import verdict_file
+from countoff.core.messages import clip, plain, ranks_by, runs_of
 from countoff.core.protocol.failures import Failure
 from countoff.core.protocol.records import Records
 from countoff.core.session.liveness import processes, stacks
@@ -27,7 +28,6 @@ from countoff.core.trace import format
 from countoff.core.verdict import Verdict
 from countoff.core.waiting import until
 from countoff.core.whole_file import write_whole
-from countoff.core.words import clip, plain, ranks_by, runs_of
 
 if TYPE_CHECKING:
     from countoff.core.session.store.channel import Channel

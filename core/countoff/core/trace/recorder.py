@@ -20,6 +20,7 @@ from countoff.core import formats
 from countoff.core.at_exit import at_exit
 from countoff.core.checks.check import FitStart, Listener, Others
 from countoff.core.ending import shutdown, verdict_file
+from countoff.core.messages import plain
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.evidence import Evidence
 from countoff.core.protocol.records import Reason, Records
@@ -30,11 +31,10 @@ from countoff.core.trace import incident, writer
 from countoff.core.trace.clocks import LOOK_SECONDS, ClockComparison
 from countoff.core.trace.format import PAUSE_SECONDS, TICK_SECONDS
 from countoff.core.verdict import Verdict
-from countoff.core.words import plain
 
 if TYPE_CHECKING:
     from countoff.core.session.store.channel import Channel
-    from countoff.core.session.threads.speaker import Speaker
+    from countoff.core.session.threads.writer import Writer
     from countoff.core.trace.writer import Line
 
 _REPORTED = "reported_"
@@ -89,8 +89,8 @@ class Recorder(Listener):
         self._begun = self._finished = self._ended = False
         self._next_tick = self._next_clock = 0.0
         self.span: SpanCounters | None = None  # the innermost one by the lines so far; of the writer's thread
-        self._met: Speaker | None = None
-        self._speaker: Speaker | None = None
+        self._met: Writer | None = None
+        self._writer: Writer | None = None
         self._versions: Mapping[str, str] = {}
         self._rows: Records = {}
         self._stacks: Records = {}
@@ -102,9 +102,9 @@ class Recorder(Listener):
 
     # Told by the guard, on the training thread.
 
-    def met(self, speaker: Speaker) -> None:
-        """Takes the guard's speaker, where there are other ranks."""
-        self._met = speaker
+    def met(self, writer: Writer) -> None:
+        """Takes the guard's writer, where there are other ranks."""
+        self._met = writer
 
     def fit_started(self, start: FitStart, others: Others | None) -> None:  # noqa: D102
         state, plan = self._state, start.plan
@@ -140,7 +140,7 @@ class Recorder(Listener):
         The lowest rank of a host tells it for all of them.
         """
         self._next_clock = time.monotonic() + self._state.rank * _CLOCK_APART_SECONDS % _CLOCK_SECONDS
-        self._speaker = self._met
+        self._writer = self._met
 
     def span_opening(self, span: SpanCounters) -> None:  # noqa: D102
         more = {"eval": True} if span.evaluation else {"at": span.started} if span.started else {}
@@ -289,8 +289,8 @@ class Recorder(Listener):
             return lines
         span = self.span
         lines += self._pause(self.pauses.look(now, span, state.steps))
-        if self._speaker is not None and now >= self._next_clock and state.end is None:
-            self._compare_clock(self._speaker, now)
+        if self._writer is not None and now >= self._next_clock and state.end is None:
+            self._compare_clock(self._writer, now)
         if now >= self._next_tick:
             lines += self._changed_totals()
             if span is not None:
@@ -298,12 +298,12 @@ class Recorder(Listener):
             self._next_tick = now + TICK_SECONDS
         return lines
 
-    def _compare_clock(self, speaker: Speaker, now: float) -> None:
-        heartbeats, state = speaker.link.heartbeats, self._state
-        if heartbeats.all_introduced and min(heartbeats.neighbours, default=-1) == state.rank and not state.leads:
+    def _compare_clock(self, writer: Writer, now: float) -> None:
+        heartbeats, state = writer.session.heartbeats, self._state
+        if heartbeats.all_registered and min(heartbeats.neighbours, default=-1) == state.rank and not state.leads:
             self._next_clock = now + _CLOCK_SECONDS
             every = heartbeats.seconds
-            speaker.poll_every(ClockComparison(self._clocks_compared, state.ranks[0], every), LOOK_SECONDS * every)
+            writer.poll_every(ClockComparison(self._clocks_compared, state.ranks[0], every), LOOK_SECONDS * every)
 
     def _clocks_compared(self, ahead: float, error: float) -> None:
         self._put("clock", ahead=round(ahead, 6), error=round(error, 6))

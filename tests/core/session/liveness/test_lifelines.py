@@ -74,7 +74,7 @@ class Job:
 
     def standing(self) -> list[tuple[int, ...]]:
         """The ranks to which each rank has a lifeline."""
-        return [tuple(sorted(lines.standing)) for lines in self.ranks]
+        return [tuple(sorted(lines.sockets)) for lines in self.ranks]
 
     def end_process(self, rank: int) -> None:
         """From here on, its neighbours see that a rank's process is gone."""
@@ -295,7 +295,7 @@ def test_what_comes_after_the_greeting_ends_the_lifeline(start: Callable[[int], 
         assert stranger.recv(64) == job.hub.answer
         stranger.sendall(b"more")
         assert is_closed(job, stranger)
-    assert 3 not in job.ranks[0].standing
+    assert 3 not in job.ranks[0].sockets
     assert job.ranks[0].losses == []
 
 
@@ -321,7 +321,7 @@ def test_a_lifeline_that_another_one_replaces_is_no_loss(start: Callable[[int], 
         newer.settimeout(5)
         job.ranks[0].poll()
         assert newer.recv(64) == job.hub.answer
-        job.until(lambda: job.ranks[2].standing.get(0) is None)
+        job.until(lambda: job.ranks[2].sockets.get(0) is None)
         job.turn()
         assert job.standing()[0] == (2,)
         assert [lines.losses for lines in job.ranks] == [[]] * 4
@@ -424,7 +424,7 @@ def test_rank_0_knows_whether_the_store_is_on_its_host(own: str, store: str, has
 
 
 def test_lifelines_that_are_closed_open_no_port() -> None:
-    """A guard may be closed while its speaker is still connecting."""
+    """A guard may be closed while its writer is still connecting."""
     store, lines = _LocalStore(), Lifelines(0, range(4), 15.0, Heartbeats(0, range(4)))
     before = len(os.listdir("/dev/fd"))
     lines.close()

@@ -8,7 +8,7 @@ import pytest
 from countoff.core import FitPlan, Settings, Verdict
 from countoff.core.session.state import State
 from countoff.core.session.store.agreement import Agreement
-from countoff.core.session.threads.speaker import Speaker
+from countoff.core.session.threads.writer import Writer
 from tests.fake_store import FakeStore
 from tests.simulator import Epoch, Job, Program, play
 
@@ -64,11 +64,11 @@ def test_a_rank_that_objects_does_not_reach_it() -> None:
 def test_agreement_ends_the_wait_for_an_objection() -> None:
     """A rank goes on as soon as all ranks agree, not after the whole time that it may wait."""
     store, (own, other) = FakeStore(), states(2)
-    speaker = Speaker(own)
+    writer = Writer(own)
     agreement, late = Agreement(own, KEY), Agreement(other, KEY)
     agreement.count(store)
     arguments = store, agreement, time.monotonic() + 3600
-    waiting = threading.Thread(target=speaker.wait_for_objection, args=arguments, daemon=True)
+    waiting = threading.Thread(target=writer.wait_for_objection, args=arguments, daemon=True)
     waiting.start()
     late.count(store)
     waiting.join(30)
@@ -80,11 +80,11 @@ def test_agreement_ends_the_wait_for_an_objection() -> None:
 def test_the_wait_ends_for_what_comes_first(what: str) -> None:
     """A verdict, also one that this rank has to write itself, must not wait for ranks that may never agree."""
     store, (own, _) = FakeStore(), states(2)
-    speaker = Speaker(own)
+    writer = Writer(own)
     agreement = Agreement(own, KEY)
     agreement.count(store)
     arguments = store, agreement, time.monotonic() + 3600
-    waiting = threading.Thread(target=speaker.wait_for_objection, args=arguments, daemon=True)
+    waiting = threading.Thread(target=writer.wait_for_objection, args=arguments, daemon=True)
     waiting.start()
     own.adopt(PROOF) if what == "a verdict" else own.propose(PROOF)
     waiting.join(30)
@@ -95,12 +95,12 @@ def test_the_wait_ends_for_what_comes_first(what: str) -> None:
 def test_other_work_does_not_shorten_the_wait() -> None:
     """A report that is queued can wait; the next collective of a rank that goes on too early cannot be taken back."""
     store, (own, _) = FakeStore(), states(2)
-    speaker = Speaker(own)
+    writer = Writer(own)
     agreement = Agreement(own, KEY)
     agreement.count(store)
-    speaker.hand(lambda channel: None)
+    writer.submit(lambda channel: None)
     arguments = store, agreement, time.monotonic() + 3600
-    waiting = threading.Thread(target=speaker.wait_for_objection, args=arguments, daemon=True)
+    waiting = threading.Thread(target=writer.wait_for_objection, args=arguments, daemon=True)
     waiting.start()
     waiting.join(0.2)
     assert waiting.is_alive()

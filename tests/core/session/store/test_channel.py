@@ -13,7 +13,7 @@ import torch
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from countoff.core.protocol.records import RECORD_BYTES
-from countoff.core.session.store.channel import Channel, ChannelError, decode, encode, knock, to_port
+from countoff.core.session.store.channel import Channel, ChannelError, decode, encode, probe, to_port
 from tests.fake_store import FakeStore
 
 Connect = Callable[[], Channel]
@@ -47,7 +47,7 @@ def soon(holds: Callable[[], bool]) -> bool:
 
 
 class Waiter:
-    """A thread that waits for a key, as the listener does."""
+    """A thread that waits for a key, as the reader does."""
 
     def __init__(self, channel: Channel, key: str) -> None:
         self.outcome: list[Any] = []
@@ -134,9 +134,9 @@ def test_pieces_that_countoff_cannot_have_written_are_refused(pieces: Any) -> No
 
 def test_two_clients_that_claim_a_key_get_the_same_record(connect_any: Connect) -> None:
     first, second = connect_any(), connect_any()
-    assert first.claim("log/0", {"rank": 0}) == {"rank": 0}
-    assert second.claim("log/0", {"rank": 1}) == {"rank": 0}
-    assert first.claim("log/0", {"rank": 0}) == {"rank": 0}
+    assert first.compare_and_set("log/0", {"rank": 0}) == {"rank": 0}
+    assert second.compare_and_set("log/0", {"rank": 1}) == {"rank": 0}
+    assert first.compare_and_set("log/0", {"rank": 0}) == {"rank": 0}
 
 
 def test_many_clients_that_race_for_a_key_agree(connect: Connect) -> None:
@@ -146,7 +146,7 @@ def test_many_clients_that_race_for_a_key_agree(connect: Connect) -> None:
     def race(rank: int) -> None:
         channel = connect()
         start.wait(10)
-        found.append([channel.claim(f"log/{index}", {"rank": rank}) for index in range(50)])
+        found.append([channel.compare_and_set(f"log/{index}", {"rank": rank}) for index in range(50)])
 
     threads = [threading.Thread(target=race, args=(rank,)) for rank in range(4)]
     for thread in threads:
@@ -185,7 +185,7 @@ def test_a_later_record_replaces_an_earlier_one(connect_any: Connect) -> None:
     channel = connect_any()
     channel.set("a", {"x": 1})
     channel.set("a", {"x": 2})
-    assert (channel.get("a"), channel.claim("a", {"x": 3})) == ({"x": 2}, {"x": 2})
+    assert (channel.get("a"), channel.compare_and_set("a", {"x": 3})) == ({"x": 2}, {"x": 2})
 
 
 def test_a_counter_is_no_record(connect_any: Connect) -> None:
@@ -198,9 +198,9 @@ def test_a_counter_is_no_record(connect_any: Connect) -> None:
 
 
 def test_a_record_too_long_is_set_nowhere(connect_any: Connect) -> None:
-    """A record over the limit raises in `set` and in `claim`, and leaves the store as it was."""
+    """A record over the limit raises in `set` and in `compare_and_set`, and leaves the store as it was."""
     channel = connect_any()
-    for write in (channel.set, channel.claim):
+    for write in (channel.set, channel.compare_and_set):
         with pytest.raises(ChannelError):
             write("a", {"x": "y" * RECORD_BYTES})
     assert not channel.has("a")
@@ -218,7 +218,7 @@ def test_a_part_of_a_channel_has_keys_of_its_own(connect: Connect) -> None:
 
 
 def test_keys_have_the_prefix_of_the_rendezvous(store: Any, connect: Connect) -> None:
-    connect().claim("a", {"x": 1})
+    connect().compare_and_set("a", {"x": 1})
     assert soon(lambda: store.check(["countoff/test/a"]))
     assert not Channel("127.0.0.1", store.port, "countoff/other/").has("a")
 
@@ -226,7 +226,12 @@ def test_keys_have_the_prefix_of_the_rendezvous(store: Any, connect: Connect) ->
 def test_every_way_of_reading_refuses_garbage(store: Any, connect: Connect) -> None:
     channel = connect()
     store.set("countoff/test/a", "x" * 5000)
-    for read in (channel.get, channel.wait, lambda key: channel.get_many([key]), lambda key: channel.claim(key, {})):
+    for read in (
+        channel.get,
+        channel.wait,
+        lambda key: channel.get_many([key]),
+        lambda key: channel.compare_and_set(key, {}),
+    ):
         with pytest.raises(ChannelError):
             read("a")
 
@@ -323,7 +328,7 @@ def test_only_sockets_to_the_store_are_shut(family: str) -> None:
 
 def test_a_closed_port_is_told_from_an_open_one(store: Any) -> None:
     """The port of a store is open, and a port on which no process listens is closed."""
-    assert knock("127.0.0.1", store.port) == "open"
+    assert probe("127.0.0.1", store.port) == "open"
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
-        assert knock("127.0.0.1", closed.getsockname()[1]) == "closed"
+        assert probe("127.0.0.1", closed.getsockname()[1]) == "closed"

@@ -12,7 +12,7 @@ from torch.distributed import HashStore, PrefixStore, TCPStore  # pyright: ignor
 
 from countoff.core.session.store import kept
 from countoff.core.session.store.channel import Channel, to_port
-from countoff.core.session.store.rendezvous import Place
+from countoff.core.session.store.rendezvous import StoreAddress
 
 
 @pytest.fixture
@@ -28,8 +28,8 @@ def connect(job: Any) -> Channel:
     return Channel("127.0.0.1", job.underlying_store.port, "before/")
 
 
-def place(job: Any) -> Place:
-    return Place("127.0.0.1", job.underlying_store.port, "next")
+def place(job: Any) -> StoreAddress:
+    return StoreAddress("127.0.0.1", job.underlying_store.port, "next")
 
 
 def test_a_connection_is_kept_for_the_next_place(job: Any) -> None:

@@ -12,8 +12,8 @@ from torch.distributed import FileStore, HashStore, PrefixStore, Store, TCPStore
 from countoff.core.session.store import rendezvous as module
 from countoff.core.session.store.channel import Channel, ChannelError, decode, encode
 from countoff.core.session.store.rendezvous import (
-    Place,
     Question,
+    StoreAddress,
     choose_place,
     default_store,
     find_place,
@@ -32,7 +32,7 @@ def client(store: Any, host: str) -> Any:
     return PrefixStore("default_pg", TCPStore(host, store.port, is_master=False, wait_for_workers=False))
 
 
-def meet(store: Any, number: int = 0, place: Place | None = None) -> tuple[Place, Place]:
+def meet(store: Any, number: int = 0, place: StoreAddress | None = None) -> tuple[StoreAddress, StoreAddress]:
     """Where the ranks meet, as rank 0 and rank 1 know it, if rank 1 asks first."""
     question = Question(store, number)
     place = place or choose_place(store)
@@ -129,7 +129,7 @@ def test_rank_0_hosts_a_store_if_there_is_no_tcp_store(kind: str, tmp_path: Path
     first, second = meet(other)
     assert first == second
     assert (first.hosted is None, second.hosted is None) == (False, True)
-    Channel(first.host, first.port, "countoff/").claim("a", {"x": 1})
+    Channel(first.host, first.port, "countoff/").compare_and_set("a", {"x": 1})
     assert Channel(second.host, second.port, "countoff/").get("a") == {"x": 1}
 
 
@@ -138,13 +138,13 @@ def test_a_place_of_an_older_version_is_accepted() -> None:
     store: Any = HashStore()
     store.set("countoff/0", encode({"host": "node-0", "port": 29500, "nonce": "0123456789ab"}))
     place = find_place(store, 0, 2, deadline=time.monotonic())
-    assert place == Place("node-0", 29500, "0123456789ab")
+    assert place == StoreAddress("node-0", 29500, "0123456789ab")
 
 
 def test_an_older_version_finds_the_address_that_it_reads() -> None:
     """Rank 0 publishes the store's address, which a rank of this version has itself."""
     store: Any = HashStore()
-    publish(store, 0, Place("node-0", 29500, "0123456789ab"))
+    publish(store, 0, StoreAddress("node-0", 29500, "0123456789ab"))
     record = decode(store.get("countoff/0"))
     assert (record["host"], record["port"], record["nonce"]) == ("node-0", 29500, "0123456789ab")
 

@@ -13,7 +13,7 @@ from countoff.core import Settings
 from countoff.core.protocol.actions import AddOne, WriteEntry
 from countoff.core.protocol.counters import SpanCounters, UnusedBatches
 from countoff.core.protocol.credits import Credits
-from countoff.core.protocol.records import Mark, mark_entry
+from countoff.core.protocol.records import SyncPoint, sync_entry
 from countoff.core.session.liveness import stacks
 from countoff.core.session.state import State
 from countoff.core.session.threads import even_pass
@@ -214,7 +214,7 @@ def test_a_loader_is_begun_again_once_another_rank_is_known_to_have_more() -> No
 
 
 def actions(this: Pass) -> list[Any]:
-    """What the speaker of this rank is to do."""
+    """What the writer of this rank is to do."""
     found: list[Any] = []
     while not this.state.outbox.empty():
         found.append(this.state.outbox.get())
@@ -272,29 +272,29 @@ def test_a_loader_with_all_proven_batches_waits_for_nobody() -> None:
 
 
 @pytest.mark.parametrize("before", [False, True])
-def test_the_next_mark_shows_that_another_rank_has_more(before: bool) -> None:
+def test_the_next_sync_point_shows_that_another_rank_has_more(before: bool) -> None:
     """That rank may have closed the span, and hears of nothing any more."""
     this = Pass(iter(range(2)), "repeat", proven=3)
-    mark = Mark("train_end", "train epoch 0", 3, "exhausted", rank=1)
+    sync_point = SyncPoint("train_end", "train epoch 0", 3, "exhausted", rank=1)
     this.state.log.next = 1
     assert [next(this.even), next(this.even)] == [0, 1]
     if before:
-        this.state.receive(mark_entry(1, mark))
+        this.state.receive(sync_entry(1, sync_point))
     assert not this.even.is_ready()
     if not before:
-        this.state.receive(mark_entry(1, mark))
+        this.state.receive(sync_entry(1, sync_point))
     assert actions(this)[-1] == WriteEntry({"type": "stop", "opened": 0, "at": 3})
     this.receive(type="stop", at=3)
     assert list(this.even) == ["a"]
     assert this.span.repeated == 1
 
 
-def test_a_mark_that_this_rank_has_reached_shows_nothing() -> None:
+def test_a_sync_point_that_this_rank_has_reached_shows_nothing() -> None:
     """As long as no rank is known to have more, this one waits for the numbers of all ranks."""
     this = Pass(iter(range(2)), "repeat", proven=3)
     this.state.log.next = 1
     assert [next(this.even), next(this.even)] == [0, 1]
-    this.state.receive(mark_entry(1, Mark("train_end", "train epoch 0", 2, "exhausted", rank=1)))
+    this.state.receive(sync_entry(1, SyncPoint("train_end", "train epoch 0", 2, "exhausted", rank=1)))
     assert not this.even.is_ready()
     assert [type(action) for action in actions(this)] == [WriteEntry, AddOne]
 
@@ -350,18 +350,18 @@ def test_a_wait_for_other_ranks_is_as_a_collective() -> None:
     assert "collective" in watched.seen
 
 
-def test_a_wait_reads_the_log_where_no_listener_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A listener may connect late, or not at all; one look at the log is asked for at a time."""
+def test_a_wait_reads_the_log_where_no_reader_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader may connect late, or not at all; one look at the log is asked for at a time."""
     monkeypatch.setattr(even_pass, "WAIT_SECONDS", 0.01)
     asked: list[int] = []
 
     def read_log() -> None:
         asked.append(len(asked))
-        this.state.outbox.put(None)  # the speaker is busy: it is asked once
+        this.state.outbox.put(None)  # the writer is busy: it is asked once
 
     this = Pass(iter(range(9)), read_log=read_log)
     assert not this.even.is_ready()
-    while not this.state.outbox.empty():  # the speaker has given the credit that is due
+    while not this.state.outbox.empty():  # the writer has given the credit that is due
         this.state.outbox.get()
     threading.Timer(0.2, lambda: this.receive(type="stop", at=1)).start()
     assert list(this.even) == [0]

@@ -17,7 +17,7 @@ import pytest
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from countoff.core import FitPlan, Guard, Settings, constants
-from countoff.core.protocol.records import Mark
+from countoff.core.protocol.records import SyncPoint
 from countoff.core.session.liveness.processes import host_id
 from countoff.report.reader import read
 from tests.relay import Relay
@@ -25,7 +25,7 @@ from tests.relay import Relay
 pytestmark = pytest.mark.alone
 
 NUMBER = 0
-MARK = Mark("train_start", "train epoch 0", rank=1, time=1.0).to_json()
+MARK = SyncPoint("train_start", "train epoch 0", rank=1, time=1.0).to_json()
 
 
 def soon(holds: Callable[[], bool], seconds: float = 30.0) -> bool:
@@ -145,29 +145,29 @@ BROKEN: dict[str, str | bytes] = {
 }
 
 
-def mark(**changes: Any) -> dict[str, Any]:
+def sync_point(**changes: Any) -> dict[str, Any]:
     return {"type": "mark", "index": 1, "mark": {**MARK, **changes}}
 
 
 WRONG: dict[str, Any] = {
     "no type": {},
     "no guard": {"guard": None},
-    "a guard that is none": {**mark(), "guard": -1},
+    "a guard that is none": {**sync_point(), "guard": -1},
     "no mark": {"type": "mark", "index": 1},
     "a mark that is text": {"type": "mark", "index": 1, "mark": "train_start"},
-    "a negative number": {**mark(), "index": -1},
-    "an absurd number": {**mark(), "index": 2**70},
-    "a number that is none": {**mark(), "index": float("nan")},
-    "an absurd count": mark(at=2**70),
-    "a negative count": mark(at=-4),
-    "an infinite count": mark(at=float("inf")),
-    "a count that is text": mark(at="4"),
-    "another version's kind": mark(kind="epoch_pause"),
-    "another version's way to end": mark(reason=["exited"]),
-    "counts that are none": mark(counts=7),
-    "a rank out of range": mark(rank=64),
-    "a negative rank": mark(rank=-1),
-    "no time": mark(time=None),
+    "a negative number": {**sync_point(), "index": -1},
+    "an absurd number": {**sync_point(), "index": 2**70},
+    "a number that is none": {**sync_point(), "index": float("nan")},
+    "an absurd count": sync_point(at=2**70),
+    "a negative count": sync_point(at=-4),
+    "an infinite count": sync_point(at=float("inf")),
+    "a count that is text": sync_point(at="4"),
+    "another version's kind": sync_point(kind="epoch_pause"),
+    "another version's way to end": sync_point(reason=["exited"]),
+    "counts that are none": sync_point(counts=7),
+    "a rank out of range": sync_point(rank=64),
+    "a negative rank": sync_point(rank=-1),
+    "no time": sync_point(time=None),
     "an announcement of nothing": {"type": "announcement"},
     "an absurd announcement": {"type": "announcement", "opened": 2**70, "mark": MARK},
     "an empty verdict": {"type": "end", "verdict": {}},
@@ -184,7 +184,7 @@ def test_garbage_in_the_log_ends_only_the_comparison(
     """After garbage in the log each rank trains on without comparing, and prints one line about it."""
     job = pair()
     job.start()
-    assert soon(lambda: all(guard.member.speaker.link.read == 1 for guard in job.guards))  # pyright: ignore[reportOptionalMemberAccess]
+    assert soon(lambda: all(guard.member.writer.session.read == 1 for guard in job.guards))  # pyright: ignore[reportOptionalMemberAccess]
     members: list[Any] = [guard.member for guard in job.guards]
     value = BROKEN[what] if what in BROKEN else json.dumps({"guard": NUMBER, **WRONG[what]})
     client(job.port).set(job.base() + "log/1", value)

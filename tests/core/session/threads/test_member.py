@@ -13,7 +13,7 @@ from countoff.core.protocol.records import verdict_entry
 from countoff.core.session.liveness.lifelines import Hub, Loss
 from countoff.core.session.state import State
 from countoff.core.session.store.channel import Channel
-from countoff.core.session.store.rendezvous import Place
+from countoff.core.session.store.rendezvous import StoreAddress
 from countoff.core.session.threads import member as module
 from countoff.core.session.threads import process_threads
 from countoff.core.session.threads.member import Member
@@ -29,7 +29,7 @@ class _VerdictAtGoodbye(FakeStore):
     def delete(self, key: str) -> None:
         super().delete(key)
         if key == "joined/1":
-            self.claim("log/0", {**verdict_entry("end", LOST), "guard": 0})
+            self.compare_and_set("log/0", {**verdict_entry("end", LOST), "guard": 0})
 
     def at(self, prefix: str) -> FakeStore:
         return self
@@ -45,18 +45,18 @@ def test_a_verdict_that_comes_with_the_goodbye_is_printed(
     member, store = Member(State(1, 2, Settings(), {})), _VerdictAtGoodbye()
 
     def channel(*arguments: Any) -> Channel:
-        if threading.current_thread().name == "countoff speaker":
+        if threading.current_thread().name == "countoff writer":
             return store
-        while not arguments[3]():  # the speaker, not the listener, is then the one that receives the verdict
+        while not arguments[3]():  # the writer, not the reader, is then the one that receives the verdict
             time.sleep(0.002)
         raise TimeoutError("no connection")
 
     monkeypatch.setattr(process_threads, "Channel", channel)
     monkeypatch.setattr(module, "default_store", lambda: store)
-    monkeypatch.setattr(module, "find_place", lambda *_, **__: Place("127.0.0.1", 1, "0123456789ab"))
+    monkeypatch.setattr(module, "find_place", lambda *_, **__: StoreAddress("127.0.0.1", 1, "0123456789ab"))
     member.start()
     told = threading.Event()
-    member.speaker.hand(lambda _: told.set())
+    member.writer.submit(lambda _: told.set())
     assert told.wait(30)
     member.close()
     assert member.state.end is not None
@@ -70,12 +70,12 @@ class _SlowStore(FakeStore):
         super().__init__()
         self.written, self._shut = threading.Event(), threading.Event()
 
-    def claim(self, key: str, record: Any) -> dict[str, Any]:
+    def compare_and_set(self, key: str, record: Any) -> dict[str, Any]:
         if record["type"] == "ends":
             if self._shut.wait(1.0):
                 raise RuntimeError("Broken pipe")
             self.written.set()
-        return super().claim(key, record)
+        return super().compare_and_set(key, record)
 
     def shut(self) -> None:
         self._shut.set()
@@ -96,16 +96,16 @@ def test_what_other_ranks_may_wait_for_is_written_before_a_guard_is_closed(
     member, store = Member(State(0, 2, Settings(uneven_train=policy), {})), _SlowStore()
 
     def channel(*arguments: Any) -> Channel:
-        if threading.current_thread().name == "countoff speaker":
+        if threading.current_thread().name == "countoff writer":
             return store
         raise TimeoutError("no connection")
 
     monkeypatch.setattr(process_threads, "Channel", channel)
-    connected = ProcessThreads(Place("127.0.0.1", 1, "0123456789ab"), member.speaker.link, None, Settings())
-    connected.listener = threading.Thread(target=int)  # what other ranks write is of no matter here
+    connected = ProcessThreads(StoreAddress("127.0.0.1", 1, "0123456789ab"), member.writer.session, None, Settings())
+    connected.reader = threading.Thread(target=int)  # what other ranks write is of no matter here
     connected.add(member)
     assert connected.connected.wait(30)
-    member.speaker.hand(member.speaker.append({"type": "ends", "opened": 1, "at": 3, "rank": 0}))
+    member.writer.submit(member.writer.append({"type": "ends", "opened": 1, "at": 3, "rank": 0}))
     member.leave(connected)
     assert store.written.is_set() is (policy == "stop")
 
@@ -135,11 +135,11 @@ def test_a_lost_store_is_explained(
 ) -> None:
     """By its host if that does not answer, by what the lifelines have seen just now, or as far as anybody can tell."""
     monkeypatch.setattr(module, "BETTER_CAUSE_SECONDS", 0.05)
-    monkeypatch.setattr(module, "knock", lambda *_: found)
+    monkeypatch.setattr(module, "probe", lambda *_: found)
     member = Member(State(2, 4, Settings(), {}, complete=True))
-    line = member.speaker.link
+    line = member.writer.session
     line.store_address, line.heartbeats.hosts = ("192.0.2.1", 1), {0: "node-0", 2: "node-1"}
-    connected = ProcessThreads(Place("127.0.0.1", 1, "0123456789ab"), line, None, Settings())
+    connected = ProcessThreads(StoreAddress("127.0.0.1", 1, "0123456789ab"), line, None, Settings())
     connected.speaking = FakeStore()
     connected.lifelines.hub = hub
     if seconds_ago is not None:
@@ -154,10 +154,10 @@ def test_a_store_that_is_not_quite_gone_is_asked_again(monkeypatch: pytest.Monke
     """The kernel closes the connections of a killed process one after the other."""
     answers = ["open", "closed"]
     monkeypatch.setattr(module, "BETTER_CAUSE_SECONDS", 0.05)
-    monkeypatch.setattr(module, "knock", lambda *_: answers.pop(0))
+    monkeypatch.setattr(module, "probe", lambda *_: answers.pop(0))
     member = Member(State(1, 2, Settings(), {}, complete=True))
-    place = Place("127.0.0.1", 1, "0123456789ab")
-    member.threads = connected = ProcessThreads(place, member.speaker.link, None, Settings())
+    place = StoreAddress("127.0.0.1", 1, "0123456789ab")
+    member.threads = connected = ProcessThreads(place, member.writer.session, None, Settings())
     connected.speaking = FakeStore()
     member.lose(RuntimeError("failed to recv, got 0 bytes"))
     assert member.state.end is not None
@@ -165,7 +165,7 @@ def test_a_store_that_is_not_quite_gone_is_asked_again(monkeypatch: pytest.Monke
 
 
 def test_training_begins_once_this_rank_hears_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name server that is slow for the second connection holds it up for no longer than a mark may."""
+    """A name server that is slow for the second connection holds it up for no longer than a sync point may."""
     waited: list[float | None] = []
     now = 100.0
 
@@ -184,7 +184,9 @@ def test_training_begins_once_this_rank_hears_the_others(monkeypatch: pytest.Mon
             return False
 
     member = Member(State(1, 2, Settings(), {}))
-    member.threads = ProcessThreads(Place("127.0.0.1", 1, "0123456789ab"), member.speaker.link, None, Settings())
+    member.threads = ProcessThreads(
+        StoreAddress("127.0.0.1", 1, "0123456789ab"), member.writer.session, None, Settings()
+    )
     member.threads.listening = Listening()
     monkeypatch.setattr("countoff.core.session.threads.member.time", SimpleNamespace(monotonic=lambda: now))
     member.wait_for_roll_call(Answered())

@@ -8,7 +8,7 @@ import pytest
 from countoff.core import Settings, Verdict
 from countoff.core.session.state import State
 from countoff.core.session.threads.participation import Participation, first_line
-from countoff.core.session.threads.speaker import Speaker
+from countoff.core.session.threads.writer import Writer
 from tests.fake_store import FakeStore
 
 LOST = Verdict("LostRank", "rank 0 is gone.", (0,))
@@ -40,10 +40,10 @@ def test_where_no_rank_compares_the_first_one_says_so(rank: int, capsys: pytest.
 def test_a_rank_that_stopped_comparing_writes_nothing(participation: Participation) -> None:
     """What it still finds must not end the job of ranks that compare."""
     store = FakeStore()
-    speaker = Speaker(participation.state)
+    writer = Writer(participation.state)
     participation.stop_comparing("the store is gone")
     participation.state.propose(LOST)
-    speaker.carry_out(participation.state.outbox.get_nowait(), store)
+    writer.carry_out(participation.state.outbox.get_nowait(), store)
     assert store.values == {}
 
 

@@ -9,14 +9,14 @@ import pytest
 
 from countoff.core import Settings
 from countoff.core.session.state import State
-from countoff.core.session.store.rendezvous import Place
+from countoff.core.session.store.rendezvous import StoreAddress
 from countoff.core.session.threads import process_threads as module
-from countoff.core.session.threads.link import Link
 from countoff.core.session.threads.member import Member
 from countoff.core.session.threads.process_threads import ProcessThreads
+from countoff.core.session.threads.session import Session
 from tests.fake_store import FakeStore
 
-PLACE = Place("127.0.0.1", 1, "0123456789ab")
+PLACE = StoreAddress("127.0.0.1", 1, "0123456789ab")
 
 
 class _Store(FakeStore):
@@ -31,11 +31,11 @@ class _Store(FakeStore):
 def test_a_guard_that_closes_while_it_connects_is_silent(
     closing: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A short healthy job prints nothing; a listener that cannot connect while its guard is open says so."""
-    threads, member = ProcessThreads(PLACE, Link(0, range(2)), None, Settings()), Member(State(0, 2, Settings(), {}))
+    """A short healthy job prints nothing; a reader that cannot connect while its guard is open says so."""
+    threads, member = ProcessThreads(PLACE, Session(0, range(2)), None, Settings()), Member(State(0, 2, Settings(), {}))
 
     def connect(*_: object) -> Any:
-        if threading.current_thread().name == "countoff speaker":
+        if threading.current_thread().name == "countoff writer":
             return _Store()
         if closing:
             member.participation.closing.set()
@@ -44,15 +44,15 @@ def test_a_guard_that_closes_while_it_connects_is_silent(
 
     monkeypatch.setattr(module, "Channel", connect)
     threads.add(member)
-    threads.listener.join(30)
+    threads.reader.join(30)
     assert bool(member.failure) is not closing
     assert threads.remove(member)
     threads.close()
     assert ("LateRank" in capsys.readouterr().err) is not closing
 
 
-def test_the_listener_connects_while_the_speaker_introduces_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads, member = ProcessThreads(PLACE, Link(1, range(2)), None, Settings()), Member(State(1, 2, Settings(), {}))
+def test_the_reader_connects_while_the_writer_introduces_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, member = ProcessThreads(PLACE, Session(1, range(2)), None, Settings()), Member(State(1, 2, Settings(), {}))
     listened: list[bool] = []
 
     class Waits(_Store):
@@ -63,7 +63,7 @@ def test_the_listener_connects_while_the_speaker_introduces_its_rank(monkeypatch
     monkeypatch.setattr(module, "Channel", lambda *_: Waits())
     monkeypatch.setattr(Waits, "wait", lambda *_: threads.closing.wait(), raising=False)
     introduced = threading.Event()
-    member.speaker.hand(lambda _: introduced.set())
+    member.writer.submit(lambda _: introduced.set())
     threads.add(member)
     assert introduced.wait(60)
     threads.remove(member)
@@ -73,7 +73,7 @@ def test_the_listener_connects_while_the_speaker_introduces_its_rank(monkeypatch
 
 def test_a_rank_looks_at_no_other_one_before_it_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     """All ranks wait for its report. It has introduced itself by then, and has sent a heartbeat."""
-    threads, member = ProcessThreads(PLACE, Link(1, range(2)), None, Settings()), Member(State(1, 2, Settings(), {}))
+    threads, member = ProcessThreads(PLACE, Session(1, range(2)), None, Settings()), Member(State(1, 2, Settings(), {}))
     store, looked = _Store(), list[tuple[str, ...]]()
     has = store.has
     monkeypatch.setattr(store, "has", lambda *keys: looked.append(keys) or has(*keys))
@@ -81,7 +81,7 @@ def test_a_rank_looks_at_no_other_one_before_it_reports(monkeypatch: pytest.Monk
     monkeypatch.setattr(module, "Channel", lambda *_: store)
     reported = threading.Event()
     looked_before: list[tuple[str, ...]] = []
-    member.speaker.hand(lambda _: (looked_before.extend(looked), reported.set()))
+    member.writer.submit(lambda _: (looked_before.extend(looked), reported.set()))
     threads.add(member)
     assert reported.wait(30)
     assert looked_before == []
@@ -93,14 +93,14 @@ def test_a_rank_looks_at_no_other_one_before_it_reports(monkeypatch: pytest.Monk
 
 def test_lifelines_are_looked_after_though_heartbeats_are_rare(monkeypatch: pytest.MonkeyPatch) -> None:
     """A host that is gone is to be found as soon in a large job. Whose lifeline it is depends on the host's ranks."""
-    store, link = _Store(), Link(1, range(2), seconds=60.0)
-    threads = ProcessThreads(PLACE, link, None, Settings())
+    store, session = _Store(), Session(1, range(2), seconds=60.0)
+    threads = ProcessThreads(PLACE, session, None, Settings())
     member, tended, knew = Member(State(1, 2, Settings(), {})), threading.Semaphore(0), list[set[int]]()
     monkeypatch.setattr(module, "TEND_SECONDS", 0.05)
     monkeypatch.setattr(module, "Channel", lambda *_: store)
     monkeypatch.setattr(store, "wait", lambda _: threads.closing.wait(), raising=False)
     monkeypatch.setattr(
-        threads.lifelines, "tend", lambda _: (knew.append({*link.heartbeats.neighbours}), tended.release())
+        threads.lifelines, "tend", lambda _: (knew.append({*session.heartbeats.neighbours}), tended.release())
     )
     threads.add(member)
     for _ in range(3):
@@ -111,9 +111,9 @@ def test_lifelines_are_looked_after_though_heartbeats_are_rare(monkeypatch: pyte
     assert store.get("heartbeat/1") == {"heartbeat": 1, "read": 0, "every": 60.0}
 
 
-def test_a_lifeline_is_withdrawn_before_the_speaker_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lifeline_is_withdrawn_before_the_writer_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next threads at the same place may have none, and its host's other ranks would rely on it."""
-    store, threads = _Store(), ProcessThreads(PLACE, Link(1, range(2)), None, Settings())
+    store, threads = _Store(), ProcessThreads(PLACE, Session(1, range(2)), None, Settings())
     member = Member(State(1, 2, Settings(), {}))
     monkeypatch.setattr(module, "Channel", lambda *_: store)
     monkeypatch.setattr(store, "wait", lambda _: threads.closing.wait(), raising=False)
@@ -123,13 +123,13 @@ def test_a_lifeline_is_withdrawn_before_the_speaker_ends(monkeypatch: pytest.Mon
     assert store.get("lifeline/1")["stands"]
     assert threads.remove(member)
     threads.close()
-    threads.speaker.join(30)
+    threads.writer.join(30)
     assert not store.get("lifeline/1")["stands"]
 
 
 def test_a_broken_lifeline_does_not_end_the_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
     """It goes on to look after the guards, and the lifelines are closed: heartbeats decide then."""
-    threads, member = ProcessThreads(PLACE, Link(0, range(2)), None, Settings()), Member(State(0, 2, Settings(), {}))
+    threads, member = ProcessThreads(PLACE, Session(0, range(2)), None, Settings()), Member(State(0, 2, Settings(), {}))
     looks, failed = threading.Semaphore(0), threading.Event()
 
     def fail() -> None:
@@ -149,7 +149,7 @@ def test_a_broken_lifeline_does_not_end_the_watchdog(monkeypatch: pytest.MonkeyP
 
 def test_lifelines_whose_descriptors_are_closed_can_be_closed() -> None:
     """A user's code that closes all descriptors must not break the end of a fit."""
-    threads = ProcessThreads(PLACE, Link(0, range(2)), None, Settings())
+    threads = ProcessThreads(PLACE, Session(0, range(2)), None, Settings())
     threads.lifelines.open(FakeStore())
     for end in threads.lifelines.ends:
         os.close(end.fileno())

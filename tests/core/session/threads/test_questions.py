@@ -11,7 +11,7 @@ import pytest
 from countoff.core import Settings
 from countoff.core.session.state import State
 from countoff.core.session.threads.questions import Questions
-from tests.fake_store import FakeSpeaker, FakeStore
+from tests.fake_store import FakeStore, FakeWriter
 
 KEYS = ["weights/2/1.3/a", "weights/2/1.3/b"]
 
@@ -24,24 +24,24 @@ class Closing:
         for key in KEYS:
             self.store.set(key, {})
         self.state = State(0, 2, Settings(), {})
-        self.speaker = FakeSpeaker(self.state, self.store)
-        self.speaker.link.connected = True
+        self.writer = FakeWriter(self.state, self.store)
+        self.writer.session.connected = True
         self.began = time.monotonic()
-        self.thread = threading.Thread(target=Questions(self.state, self.speaker).settle, args=("WeightsDiffer", KEYS))
+        self.thread = threading.Thread(target=Questions(self.state, self.writer).settle, args=("WeightsDiffer", KEYS))
         self.thread.start()
         assert self.waits()
 
     def waits(self) -> bool:
         """Whether it still waits after a moment."""
         self.thread.join(0.1)
-        self.speaker.poll_once()
+        self.writer.poll_once()
         self.thread.join(0.1)
         return self.thread.is_alive()
 
     def neighbour(self, state: str) -> None:
         """The process of the other rank is there from now on, or is not any more."""
         process: Any = SimpleNamespace(state=lambda: state)
-        self.speaker.link.heartbeats.neighbours[1] = process
+        self.writer.session.heartbeats.neighbours[1] = process
 
 
 def test_it_waits_until_all_ranks_have_made_the_comparisons() -> None:
@@ -62,7 +62,7 @@ def _dies(closing: Closing) -> None:
 
 
 def _loses_its_store(closing: Closing) -> None:
-    closing.speaker.link.connected = False
+    closing.writer.session.connected = False
 
 
 @pytest.mark.parametrize("end", [_fails, _dies, _loses_its_store])

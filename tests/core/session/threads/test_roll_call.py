@@ -17,7 +17,7 @@ from countoff.core.protocol.counters import SpanCounters, UnusedBatches
 from countoff.core.protocol.credits import Credits
 from countoff.core.session.state import State
 from countoff.core.session.threads.roll_call import RollCall
-from tests.fake_store import FakeSpeaker, FakeStore
+from tests.fake_store import FakeStore, FakeWriter
 from tests.outbox import written
 
 EPOCH = "train epoch 0"
@@ -29,17 +29,17 @@ class Ranks:
     def __init__(self, world_size: int, **chosen: Any) -> None:
         self.store = FakeStore()
         self.states = [State(rank, world_size, Settings(**chosen), {}) for rank in range(world_size)]
-        self.speakers = [FakeSpeaker(state, self.store) for state in self.states]
+        self.writers = [FakeWriter(state, self.store) for state in self.states]
         self.checks = [
             Checks.of(state, learning_rates_in_force=None, schedule=ScheduleState, hash_weights=None)
             for state in self.states
         ]
-        made_of = zip(self.states, self.speakers, self.checks, strict=True)
-        self.calls = [RollCall(state, speaker, checks) for state, speaker, checks in made_of]
+        made_of = zip(self.states, self.writers, self.checks, strict=True)
+        self.calls = [RollCall(state, writer, checks) for state, writer, checks in made_of]
 
     def begin(self, rank: int, start: FitStart) -> threading.Event:
         """Lets one rank begin its fit and report; returns the event that its answer sets."""
-        others = OtherRanks(self.states[rank], self.speakers[rank], self.calls[rank])
+        others = OtherRanks(self.states[rank], self.writers[rank], self.calls[rank])
         for check in self.checks[rank]:
             check.fit_started(start, others)
         return self.calls[rank].count_off(start)
@@ -58,7 +58,7 @@ class Ranks:
             FitStart(plan, {"torch": versions.split()[rank]} if versions else {}) for rank, plan in enumerate(plans)
         ]
         answered = [self.begin(rank, start) for rank, start in reversed(list(enumerate(starts)))]
-        while not all(speaker.poll_once() for speaker in self.speakers):
+        while not all(writer.poll_once() for writer in self.writers):
             pass
         return [each.is_set() for each in answered]
 
@@ -68,7 +68,7 @@ class Ranks:
             closed = SpanCounters(span, evaluation=evaluation, opened=1, started=4, unused=unused[rank])
             closed.notice = WRONG_LENGTH.found("there are 4.") if rank == 0 else None
             call.span_closed(closed, 0.0)
-        assert self.speakers[0].poll_once()
+        assert self.writers[0].poll_once()
         return self.verdicts()
 
     def verdicts(self) -> list[dict[str, Any]]:
@@ -112,39 +112,39 @@ def test_a_report_is_judged_behind_those_that_may_explain_it(ranks: Ranks) -> No
     report(1, "data/1", "splits")
     report(0, "splits")
     report(0, "data/1", "splits")
-    assert not ranks.speakers[0].poll_once()
+    assert not ranks.writers[0].poll_once()
     assert judged == []
     report(1, "splits")
-    assert ranks.speakers[0].poll_once()
+    assert ranks.writers[0].poll_once()
     assert judged == ["splits", "data/1"]
 
 
 def test_a_report_is_settled_once_what_follows_from_it_is_written(ranks: Ranks) -> None:
     """The first rank deletes the reports behind what it has found, and the others wait for that."""
     done = threading.Event()
-    for speaker in ranks.speakers:
-        speaker.link.connected = True
+    for writer in ranks.writers:
+        writer.session.connected = True
     for rank in (1, 0):
         ranks.calls[rank].report("once/1", dict, lambda _: [WRONG_LENGTH.found("there are 4.")])
     waiting = threading.Thread(target=lambda: (ranks.calls[1].settle_report("once/1"), done.set()))
     waiting.start()
-    while not ranks.speakers[1].pollables:
+    while not ranks.writers[1].pollables:
         pass
-    assert not ranks.speakers[1].poll_once()
+    assert not ranks.writers[1].poll_once()
     assert not done.is_set()
     written_then: list[list[dict[str, Any]]] = []
-    ranks.speakers[0].hand = lambda job: (written_then.append(ranks.verdicts()), job and job(ranks.store))  # type: ignore
-    assert ranks.speakers[0].poll_once()
+    ranks.writers[0].submit = lambda job: (written_then.append(ranks.verdicts()), job and job(ranks.store))  # type: ignore
+    assert ranks.writers[0].poll_once()
     assert [[each["kind"] for each in found] for found in written_then] == [["WrongLength"]]
-    assert ranks.speakers[1].poll_once()
+    assert ranks.writers[1].poll_once()
     waiting.join(5)
     assert done.is_set()
 
 
 def test_no_report_is_waited_for_that_nobody_judges_any_more(ranks: Ranks) -> None:
     """The first rank has waited for the reports before, and judges none once it has said goodbye."""
-    for speaker in ranks.speakers:
-        speaker.link.connected = True
+    for writer in ranks.writers:
+        writer.session.connected = True
     for rank in (1, 0):
         ranks.calls[rank].report("once/1", dict, lambda _: ())
     ranks.states[1].receive({"type": "goodbye", "rank": 0, "ended": True})
@@ -260,7 +260,7 @@ def test_ranks_that_differ_in_how_they_are_kept_even_do_not_begin(chosen: dict[s
     ranks = Ranks(2, uneven_train="stop")
     others = Ranks(2, **chosen)
     ranks.checks[1] = others.checks[1]
-    ranks.calls[1] = RollCall(ranks.states[1], ranks.speakers[1], ranks.checks[1])
+    ranks.calls[1] = RollCall(ranks.states[1], ranks.writers[1], ranks.checks[1])
     assert ranks.count_off(FitPlan(), FitPlan()) == [False, False]
     (verdict,) = ranks.verdicts()
     assert verdict["kind"] == "PlanMismatch"
@@ -273,7 +273,7 @@ def test_proven_lengths_are_told_to_all_ranks(own: tuple[int | None, ...], lengt
     ranks = Ranks(2, uneven_train="stop")
     for rank in (1, 0):
         ranks.begin(rank, FitStart(FitPlan(), {}, own_batches=own[rank]))
-    while not all(speaker.poll_once() for speaker in ranks.speakers):
+    while not all(writer.poll_once() for writer in ranks.writers):
         pass
     assert [checks.even.lengths for checks in ranks.checks] == [lengths] * 2
 
@@ -288,14 +288,14 @@ def test_nothing_of_an_even_span_stays_in_the_store() -> None:
         ranks.store.set(f"log/{index}", entry)
     for key in ("even/1/0", "even/1/1", "even/1/end/9"):
         ranks.store.add(key, 1)
-    for speaker, read in zip(ranks.speakers, (22, 21), strict=True):
-        speaker.link.read = read
+    for writer, read in zip(ranks.writers, (22, 21), strict=True):
+        writer.session.read = read
     for call in reversed(ranks.calls):
         closed = SpanCounters(EPOCH, opened=1, started=9)
         closed.closed_credits = credits
         call.span_closed(closed, 0.0)
-    assert ranks.speakers[0].poll_once()
-    ranks.speakers[0].link.heartbeats.prune(ranks.store)
+    assert ranks.writers[0].poll_once()
+    ranks.writers[0].session.heartbeats.prune(ranks.store)
     assert [key for key in ranks.store.values if key.startswith(("even/", "log/"))] == ["log/21"]
 
 
@@ -308,7 +308,7 @@ def test_what_is_left_and_repeated_is_measured() -> None:
             span = SpanCounters(EPOCH, opened=1, started=9, repeated=rank if policy == "repeat" else 0)
             span.unused = UnusedBatches(rank) if policy == "stop" else None
             ranks.calls[rank].span_closed(span, 0.0)
-        assert ranks.speakers[0].poll_once()
+        assert ranks.writers[0].poll_once()
         assert ranks.calls[0].metrics[name] == 3
         (notice,) = ranks.verdicts()
         assert notice["kind"] == ("Truncated" if policy == "stop" else "Repeated")

@@ -14,7 +14,7 @@ from countoff.core.checks import KINDS
 from countoff.core.ending import shutdown
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.observer import Observer
-from countoff.core.protocol.records import Absence, Mark, absence_entry, return_entry
+from countoff.core.protocol.records import Absence, SyncPoint, absence_entry, return_entry
 from countoff.core.session.liveness.heartbeats import announce_signal, begin_fit
 from countoff.core.session.liveness.lifelines import Loss
 from countoff.core.session.liveness.processes import Process
@@ -22,16 +22,16 @@ from countoff.core.session.liveness.stacks import Place
 from countoff.core.session.state import State
 from countoff.core.session.threads import watchdog as module
 from countoff.core.session.threads.participation import Participation
-from countoff.core.session.threads.speaker import Job as SpeakerJob
 from countoff.core.session.threads.watchdog import Watchdog
+from countoff.core.session.threads.writer import Job as WriterJob
 from countoff.core.verdict import Verdict
-from tests.fake_store import FakeSpeaker, FakeStore
+from tests.fake_store import FakeStore, FakeWriter
 
 GONE, SILENT = Loss((2,)), Loss((2, 3), "node-1", 15.0)
 
 
-class _Speaker(FakeSpeaker):
-    """A speaker whose store may have stopped to answer: its jobs are never done then.
+class _Writer(FakeWriter):
+    """A writer whose store may have stopped to answer: its jobs are never done then.
 
     Attributes:
         answered: Whether the store answers.
@@ -39,16 +39,16 @@ class _Speaker(FakeSpeaker):
 
     answered = True
 
-    def hand(self, job: SpeakerJob | None) -> None:
+    def submit(self, job: WriterJob | None) -> None:
         if self.answered:
-            super().hand(job)
+            super().submit(job)
 
 
-class _WritingSpeaker(_Speaker):
-    """A speaker that also writes what its jobs put into the outbox."""
+class _WritingWriter(_Writer):
+    """A writer that also writes what its jobs put into the outbox."""
 
-    def hand(self, job: SpeakerJob | None) -> None:
-        super().hand(job)
+    def submit(self, job: WriterJob | None) -> None:
+        super().submit(job)
         while not self.state.outbox.empty():
             self.turn(self.store)
 
@@ -59,8 +59,8 @@ class Rank:
     def __init__(self) -> None:
         self.state = State(0, 4, Settings(), {}, complete=True)
         self.store = FakeStore()
-        self.speaker = _Speaker(self.state, self.store)
-        self.watchdog = Watchdog(Participation(self.state), self.speaker)
+        self.writer = _Writer(self.state, self.store)
+        self.watchdog = Watchdog(Participation(self.state), self.writer)
         for rank in (2, 3):
             begin_fit(self.store, rank)
 
@@ -110,7 +110,7 @@ def test_without_the_store_a_rank_ends_by_itself(
     rank: Rank, loss: Loss, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(module, "ANSWER_SECONDS", 0.05)
-    rank.speaker.answered = False
+    rank.writer.answered = False
     rank.state.collective_failed = True
     rank.watchdog.report(loss)
     rank.watchdog.look(0.1)
@@ -122,7 +122,7 @@ def test_without_the_store_a_rank_ends_by_itself(
 def test_the_stores_own_host_is_not_asked(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     """A host that is gone cannot say whether its ranks take part."""
     monkeypatch.setattr(module, "ANSWER_SECONDS", 1000.0)
-    rank.speaker.answered = False
+    rank.writer.answered = False
     rank.watchdog.report(Loss((0, 1), "node-0", 15.0, has_store=True))
     assert rank.state.end is not None
     assert rank.state.end.ranks == (0, 1)
@@ -132,9 +132,9 @@ def test_a_neighbour_that_was_only_the_first_to_know_is_not_blamed(rank: Rank, m
     """In a partition, the ranks of a host end one after the other. The store's host is the cause for all of them."""
     monkeypatch.setattr(module, "ANSWER_SECONDS", 0.05)
     answers = ["silent", "silent", "closed"]
-    monkeypatch.setattr(module, "knock", lambda *_: answers.pop(0))
-    rank.speaker.answered = False
-    rank.speaker.link.heartbeats.neighbours[1] = Process(1, os.getpid(), 1)
+    monkeypatch.setattr(module, "probe", lambda *_: answers.pop(0))
+    rank.writer.answered = False
+    rank.writer.session.heartbeats.neighbours[1] = Process(1, os.getpid(), 1)
     rank.state.collective_failed = True
     for _ in range(2):
         rank.watchdog.look(0.1)
@@ -147,13 +147,13 @@ def test_a_neighbour_that_was_only_the_first_to_know_is_not_blamed(rank: Rank, m
 def test_a_crash_after_other_steps_names_the_steps(rank: Rank) -> None:
     """gloo ends a rank whose collectives do not fit: the message tells what the ranks did before it tells of memory."""
     state, span = rank.state, SpanCounters("train epoch 0")
-    state.reach(state.mark("fit_start", "the fit", "", span))
-    state.reach(state.mark("train_start", span.name, "", span, span), span)
+    state.reach(state.sync_point("fit_start", "the fit", "", span))
+    state.reach(state.sync_point("train_start", span.name, "", span, span), span)
     span.started, state.steps = 5, 3
-    ended = Mark("train_end", span.name, 5, "exhausted", 2, rank=1)
+    ended = SyncPoint("train_end", span.name, 5, "exhausted", 2, rank=1)
     state.receive({"type": "mark", "index": 2, "mark": ended.to_json()})
     begin_fit(rank.store, 1)
-    rank.speaker.link.heartbeats.neighbours[1] = Process(1, os.getpid(), 1)
+    rank.writer.session.heartbeats.neighbours[1] = Process(1, os.getpid(), 1)
     state.collective_failed = True
     rank.watchdog.look(0.1)
     verdict = state.proposed
@@ -169,7 +169,7 @@ def test_a_lost_rank_is_explained_by_no_warning_of_a_schedule(rank: Rank) -> Non
         KINDS["WrongHorizon"].found("the learning rate reaches 0 at step 29 of 57."),
         KINDS["WeightsDiffer"].found("after 4 optimizer steps, rank 1 holds other weights.", [1]),
     ]
-    rank.speaker.link.heartbeats.neighbours[1] = Process(1, os.getpid(), 1)
+    rank.writer.session.heartbeats.neighbours[1] = Process(1, os.getpid(), 1)
     begin_fit(rank.store, 1)
     rank.state.collective_failed = True
     rank.watchdog.look(0.1)
@@ -207,7 +207,7 @@ def standing(monkeypatch: pytest.MonkeyPatch) -> Standing:
 def test_a_rank_that_is_gone_is_lost_once_this_rank_waits(standing: Standing) -> None:
     """A rank that is busy with its own code hears nothing, and is seldom looked at; one that waits is told at once."""
     begin_fit(standing.rank.store, 1)
-    standing.rank.speaker.link.heartbeats.neighbours[1] = Process(1, os.getpid(), 1)
+    standing.rank.writer.session.heartbeats.neighbours[1] = Process(1, os.getpid(), 1)
     assert standing.look(60) is None
     assert 100 <= standing.samples <= 130
     standing.place = Place("collective", (), ("2",))
@@ -220,14 +220,14 @@ def test_a_rank_that_is_gone_is_lost_once_this_rank_waits(standing: Standing) ->
 def test_a_rank_that_is_gone_before_all_have_begun_is_lost(standing: Standing) -> None:
     standing.rank.state.complete = False
     begin_fit(standing.rank.store, 1)
-    standing.rank.speaker.link.heartbeats.neighbours[1] = Process(1, os.getpid(), 1)
+    standing.rank.writer.session.heartbeats.neighbours[1] = Process(1, os.getpid(), 1)
     assert standing.look(60) is not None
 
 
 def test_a_rank_that_has_raised_is_lost_once_this_rank_is_batches_ahead(standing: Standing) -> None:
     state = standing.rank.state
     state.receive(absence_entry(Absence(1, "raised ValueError: torn", begun=3)))
-    state.reach(Mark("train_start", "train epoch 0"), opens=(span := SpanCounters("train epoch 0")))
+    state.reach(SyncPoint("train_start", "train epoch 0"), opens=(span := SpanCounters("train epoch 0")))
     span.started = 6
     assert state.begun == 6
     assert standing.look(16) is not None
@@ -237,7 +237,7 @@ def test_a_rank_that_has_left_in_order_is_not_looked_at_again(
     standing: Standing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It takes part no more, so this rank's main thread is not sampled for its sake."""
-    standing.rank.speaker.link.heartbeats.neighbours[1] = Process(1, os.getpid(), 1)
+    standing.rank.writer.session.heartbeats.neighbours[1] = Process(1, os.getpid(), 1)
     standing.look(0.1)
     monkeypatch.setattr(module.stacks, "thread", lambda _: pytest.fail("it was sampled"))
     assert standing.look(1) is None
@@ -252,7 +252,7 @@ def test_a_stopped_rank_is_lost_after_the_patience_of_one_that_waits(
     monkeypatch.setattr(Process, "state", lambda _: state)
     standing.place = Place("collective", (), ("2",))
     standing.look(20)
-    standing.rank.speaker.link.heartbeats.neighbours[1] = Process(1, os.getpid(), 1)
+    standing.rank.writer.session.heartbeats.neighbours[1] = Process(1, os.getpid(), 1)
     assert standing.look(14.8) is None
     state = "alive"
     assert standing.look(0.1) is None
@@ -270,7 +270,7 @@ def test_a_thread_that_does_not_move_inside_of_a_span_waits(
     """A wait for NCCL, or for the store, looks like code of the user's own."""
     monkeypatch.setattr(module.nccl, "is_used", lambda: nccl)
     begin_fit(standing.rank.store, 1)
-    standing.rank.speaker.link.heartbeats.neighbours[1] = Process(1, os.getpid(), 1)
+    standing.rank.writer.session.heartbeats.neighbours[1] = Process(1, os.getpid(), 1)
     standing.rank.state.spans.append(SpanCounters("train epoch 0"))
     assert standing.look(seconds) is None
     assert standing.look(1) is not None
@@ -298,14 +298,14 @@ class Told(Rank):
 
     def __init__(self) -> None:
         super().__init__()
-        self.speaker = _WritingSpeaker(self.state, self.store)
-        self.watchdog = Watchdog(Participation(self.state), self.speaker)
+        self.writer = _WritingWriter(self.state, self.store)
+        self.watchdog = Watchdog(Participation(self.state), self.writer)
         begin_fit(self.store, 1)
         self.signals: list[str] = []
         self.state.observer = cast("Observer", SimpleNamespace(ended_by=self.signals.append, concluded=self.conclude))
         for rank, pid in {1: 2**22 + 1, 2: os.getpid(), 3: 2**22 + 3}.items():
             process = Process(rank, pid, 1) if pid != os.getpid() else Process.own(rank)
-            self.speaker.link.heartbeats.neighbours[rank] = process
+            self.writer.session.heartbeats.neighbours[rank] = process
 
     def conclude(self, *_: object, **__: object) -> None:
         pass
@@ -336,7 +336,7 @@ def test_who_is_ended_by_a_signal_says_first_who_is_gone(told: Told, capsys: pyt
 
 def test_a_neighbour_that_this_rank_has_not_met_yet_is_looked_for(told: Told) -> None:
     """The ranks learn of one another by heartbeats, once a second."""
-    heartbeats = told.speaker.link.heartbeats
+    heartbeats = told.writer.session.heartbeats
     record = heartbeats.neighbours[1]
     heartbeats.neighbours.clear()
     told.store.add(f"host/{heartbeats.host}", 1)
@@ -363,7 +363,7 @@ def test_who_is_ended_with_all_others_says_nothing(told: Told, why: str, capsys:
 
 
 def test_without_the_store_who_is_ended_decides_alone(told: Told, capsys: pytest.CaptureFixture[str]) -> None:
-    told.speaker.answered = False
+    told.writer.answered = False
     told.speak()
     assert "LostRank: rank 1 is gone (pid " in capsys.readouterr().err
 

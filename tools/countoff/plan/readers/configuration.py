@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from countoff.core.words import nearest
+from countoff.core.messages import nearest
 from countoff.plan.fields import ConfigError
 from countoff.plan.files import data_of
 from countoff.plan.formats import Format

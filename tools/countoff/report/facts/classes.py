@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from countoff.core.messages import count_of
 from countoff.core.trace.format import SILENT_SECONDS
-from countoff.core.words import count_of
 from countoff.report.facts.counts import closed_counts, odd_counts
 from countoff.report.facts.paces import slow_loaders
 from countoff.report.facts.parts import NONE, Cell, Column, Table

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from countoff.core.words import count_of, names_of
+from countoff.core.messages import count_of, names_of
 from countoff.report.facts.parts import NONE, Cell, Column, Table
 from countoff.report.facts.spans import Key, spans_of
 from countoff.report.model import Run, Span

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from countoff.core.words import names_of
+from countoff.core.messages import names_of
 from countoff.report.facts.parts import NONE, Cell, Column, Table
 from countoff.report.facts.spans import Key, is_evaluation, spans_of
 from countoff.report.model import Run, Span

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from countoff.core.messages import names_of
 from countoff.core.trace.format import COMPARED_LIMITS, COMPARED_PLAN, COMPARED_SETTINGS
-from countoff.core.words import names_of
 from countoff.report.facts.parts import Cell, Column, Table
 from countoff.report.model import Fit, Run, Value
 from countoff.report.ranks import ranks_by

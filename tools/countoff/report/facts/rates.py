@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from countoff.core.checks.learning_rates import LEARNING_RATE_MISMATCH
+from countoff.core.messages import names_of, number_of
 from countoff.core.verdict import Verdict
-from countoff.core.words import names_of, number_of
 from countoff.report.facts.parts import NONE, Cell, Column, Curve, Lines, Part, RateLine, Table
 from countoff.report.model import Fit, Run, Tick
 from countoff.report.ranks import odd_ranks, ranks_by, ranks_in
@@ -44,7 +44,7 @@ def rate_lines_of(run: Run) -> list[RateLine]:
     Where ranks have different learning rates, each group of ranks has its lines.
     """
     lines: list[RateLine] = []
-    differing = _groups(_differing_marks(run))[:_MOST_RATES]
+    differing = _groups(_differing_sync_points(run))[:_MOST_RATES]
     for ranks in differing or [()]:
         points = _points(run, ranks)
         steps = sorted(points)
@@ -70,7 +70,7 @@ def rates_shown(run: Run, lines: Sequence[RateLine]) -> list[Part]:
 
 def rates_table(run: Run) -> Table:
     """The learning rates of each group of ranks where they differ first and last; no rows where they never do."""
-    marks = _differing_marks(run)
+    marks = _differing_sync_points(run)
     shown = list(dict.fromkeys([min(marks), max(marks)])) if marks else []
     odd = {mark: odd_ranks(marks[mark]) for mark in shown}
     columns = [Column("ranks"), *(Column(mark.words, is_number=True) for mark in shown)]
@@ -83,7 +83,7 @@ def rates_table(run: Run) -> Table:
 
 def ranks_with_other_rates(run: Run) -> set[int]:
     """The ranks that had other learning rates than most somewhere."""
-    return {rank for rates in _differing_marks(run).values() for rank in odd_ranks(rates)}
+    return {rank for rates in _differing_sync_points(run).values() for rank in odd_ranks(rates)}
 
 
 def _cell(rates: Rates | None, odd: bool) -> Cell:
@@ -100,7 +100,7 @@ def _groups(marks: Mapping[Mark, Mapping[int, Rates]]) -> list[tuple[int, ...]]:
     return sorted(groups.values(), key=lambda group: (len(group), group))
 
 
-def _differing_marks(run: Run) -> dict[Mark, dict[int, Rates]]:
+def _differing_sync_points(run: Run) -> dict[Mark, dict[int, Rates]]:
     """The marks at which ranks had different learning rates, in order, with the rates of each rank there."""
     found: defaultdict[Mark, dict[int, Rates]] = defaultdict(dict)
     for rank, fit in run.fits.items():

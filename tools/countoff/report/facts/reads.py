@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from countoff.core.words import count_of
+from countoff.core.messages import count_of
 from countoff.report.facts.spans import is_evaluation, spans_of
 from countoff.report.model import Run
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from countoff.core.checks.stalled import STALLED
+from countoff.core.messages import count_of, names_of
 from countoff.core.trace.format import SILENT_SECONDS
-from countoff.core.words import count_of, names_of
 from countoff.report.facts.paces import paces_of
 from countoff.report.facts.reads import measured_of
 from countoff.report.facts.spans import is_evaluation, spans_of

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from countoff.core import formats
+from countoff.core.messages import names_of
 from countoff.core.verdict import Verdict
-from countoff.core.words import names_of
 from countoff.report.facts.classes import RankClass, classes_of, classes_table
 from countoff.report.facts.counts import CountsTable, counts_of, counts_table, partings_of
 from countoff.report.facts.paces import Pace, hosts_of, hosts_table, paces_of, slow_table

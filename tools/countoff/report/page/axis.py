@@ -63,7 +63,7 @@ class Gap:
 
 
 def gaps_of(runs: Sequence[Run]) -> list[Gap]:
-    """The gaps between runs that are worth a mark, in the order of time."""
+    """The gaps between runs that are worth a sync point, in the order of time."""
     found: list[tuple[float, float]] = []
     ordered = sorted(runs, key=lambda run: run.begin)
     until, ran = ordered[0].begin, 0.0

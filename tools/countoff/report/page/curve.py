@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from countoff.core.words import number_of
+from countoff.core.messages import number_of
 from countoff.report.facts.parts import Curve
 from countoff.report.ranks import label_of
 

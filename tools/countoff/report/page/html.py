@@ -13,8 +13,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 import countoff.core
+from countoff.core.messages import count_of, plain
 from countoff.core.verdict import Verdict, table
-from countoff.core.words import count_of, plain
 from countoff.report import facts
 from countoff.report.model import Run, Trace
 from countoff.report.page.axis import TimeAxis, apart

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import NamedTuple
 
-from countoff.core.words import count_of
+from countoff.core.messages import count_of
 from countoff.report.facts.classes import RankClass, class_row, classes_of
 from countoff.report.model import Fit, Pause, Run, Span, Trace
 from countoff.report.page.axis import TimeAxis

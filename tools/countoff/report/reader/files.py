@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 
 from countoff.core import formats
 from countoff.core.checks.stalled import STALLED
+from countoff.core.messages import plain
 from countoff.core.trace.format import INCIDENT, RANKS_FILE, STACKS_FILE, VERDICT_FILE, parse_name
-from countoff.core.words import plain
 from countoff.report.model import Incident, Run, Trace
 from countoff.report.reader.kinds import take_last_counts
 from countoff.report.reader.processes import share_clocks

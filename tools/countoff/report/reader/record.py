@@ -7,8 +7,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any, cast, get_args
 
+from countoff.core.messages import plain
 from countoff.core.verdict import Standing, Verdict
-from countoff.core.words import plain
 from countoff.report.model import Value
 
 MOST_RANKS = 1 << 17

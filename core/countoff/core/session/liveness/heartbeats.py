@@ -61,7 +61,7 @@ class _Heard(NamedTuple):
 
 
 class Heartbeats:
-    """Writes this rank's heartbeats and reads those of others. Used by the speaker thread alone.
+    """Writes this rank's heartbeats and reads those of others. Used by the writer thread alone.
 
     The first rank watches all ranks, every other rank watches the first one.
 
@@ -73,7 +73,7 @@ class Heartbeats:
     Attributes:
         host: The id of this host.
         seconds: Seconds between two heartbeats.
-        all_introduced: Whether all ranks are known to have introduced themselves.
+        all_registered: Whether all ranks are known to have introduced themselves.
         neighbours: Processes of this host that are ranks, by rank.
         hosts: Names of the hosts of the first rank and of this host's ranks, by rank, where the job has more than one
             host. They are known without the store.
@@ -91,7 +91,7 @@ class Heartbeats:
         self._looked_at = 0.0
         self._read_by_all = self._pruned = 0  # entries of the log
         self._place = 0  # on this host; 0 before this rank has introduced itself
-        self.all_introduced = False
+        self.all_registered = False
         self.neighbours: dict[int, Process] = {}
         self.hosts: dict[int, str] = {}
 
@@ -163,7 +163,7 @@ class Heartbeats:
             channel: The channel of the whole process.
             complete: Whether all ranks have introduced themselves, so that this look is the last one.
         """
-        if self.all_introduced:
+        if self.all_registered:
             return
         places = min(channel.add(f"host/{self.host}", 0), len(self._ranks))
         keys = [f"host/{self.host}/{place}" for place in range(len(self.neighbours) + 1, places + 1)]
@@ -172,7 +172,7 @@ class Heartbeats:
             process = Process.from_json(record)
             self.neighbours.setdefault(parse_rank(process.rank, self._ranks), process)
         self.hosts = self._names_of_hosts(channel)
-        self.all_introduced = complete
+        self.all_registered = complete
 
     def _names_of_hosts(self, channel: Channel) -> dict[int, str]:
         first = channel.find(f"rank/{self._first}")

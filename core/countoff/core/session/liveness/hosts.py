@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from countoff.core.messages import clip
 from countoff.core.protocol.records import parse_rank
 from countoff.core.session.liveness.processes import Process
-from countoff.core.words import clip
 
 if TYPE_CHECKING:
     from countoff.core.session.store.channel import Channel

@@ -152,7 +152,7 @@ class Loss:
 class Lifelines:
     """The lifelines of one process: those of all other hosts on rank 0, at most that of its own host on another rank.
 
-    `open`, `tend`, `vouches` and `withdraw` are for the speaker thread, `poll` is for the watchdog. None of them waits
+    `open`, `tend`, `vouches` and `withdraw` are for the writer thread, `poll` is for the watchdog. None of them waits
     for another process, except for the store.
 
     Args:
@@ -166,7 +166,7 @@ class Lifelines:
         losses: The lifelines that have broken, the first one first.
         ends: This process's ends of all connections.
         arrivals: The connections that rank 0 has accepted and that have not greeted it.
-        standing: The lifelines, by the rank at the other end.
+        sockets: The lifelines, by the rank at the other end.
         known_hosts: The name and the ranks of the host at the other end, by that rank, on rank 0.
         addresses: The addresses of the hosts at the other ends.
         call: The connection that this rank is making to rank 0.
@@ -187,7 +187,7 @@ class Lifelines:
         self.ends: set[socket.socket] = set()
         self._listener: socket.socket | None = None
         self.arrivals: dict[socket.socket, _Arrival] = {}
-        self.standing: dict[int, socket.socket] = {}
+        self.sockets: dict[int, socket.socket] = {}
         self.known_hosts: dict[int, tuple[str, tuple[int, ...]]] = {}
         self.addresses: dict[socket.socket, str] = {}
         self.call: _Call | None = None
@@ -200,7 +200,7 @@ class Lifelines:
         self._most = min(len(ranks) - 1, allowed) + ARRIVALS
         _all.add(self)
 
-    # The speaker.
+    # The writer.
 
     def open(self, channel: Channel) -> None:
         """Lets rank 0 listen, and tell the others where; it does nothing on other ranks, if closed, or the second time.
@@ -243,7 +243,7 @@ class Lifelines:
             self._tend_all(channel)
             return
         hub, heartbeats = self.hub, self._heartbeats
-        missing = hub is None or (hub.host != heartbeats.host and not hub.ranks and heartbeats.all_introduced)
+        missing = hub is None or (hub.host != heartbeats.host and not hub.ranks and heartbeats.all_registered)
         if missing and channel.has("lifeline"):
             self.hub = hub = Hub.from_json(channel.get("lifeline"))
         if hub is not None and hub.host != heartbeats.host:
@@ -258,12 +258,12 @@ class Lifelines:
         """
         if self._rank == self._first:
             known = list(self.known_hosts.items())
-            if any(rank in ranks and other in self.standing for other, (_, ranks) in known):
+            if any(rank in ranks and other in self.sockets for other, (_, ranks) in known):
                 return True
             # Not known as long as ranks are missing. No other rank gets here twice in a fit: it is lost then.
-            return any(other in self.standing for other in hosts.ranks_on(channel, rank, self._ranks))
+            return any(other in self.sockets for other in hosts.ranks_on(channel, rank, self._ranks))
         if self._is_hosts_first():
-            return self._first in self.standing
+            return self._first in self.sockets
         key = f"lifeline/{self._hosts_first()}"  # nobody removes it: a `get` of a missing one would block
         return channel.has(key) and channel.get(key)["stands"] is True
 
@@ -278,7 +278,7 @@ class Lifelines:
 
     def _tend_all(self, channel: Channel) -> None:
         heartbeats, hub = self._heartbeats, self.hub
-        if hub is None or not heartbeats.all_introduced:
+        if hub is None or not heartbeats.all_registered:
             return
         if len(heartbeats.neighbours) == len(self._ranks):
             with self._lock:
@@ -288,12 +288,12 @@ class Lifelines:
             ranks = tuple(hosts.ranks_on(channel, self._first, self._ranks))
             self.hub = hub = replace(hub, ranks=ranks)
             channel.set("lifeline", hub.to_json())
-        for rank in [rank for rank in list(self.standing) if rank not in self.known_hosts][:_LEARNED]:
+        for rank in [rank for rank in list(self.sockets) if rank not in self.known_hosts][:_LEARNED]:
             name = hosts.names(channel, [self._first, rank]).get(rank, "")
             self.known_hosts[rank] = name, tuple(hosts.ranks_on(channel, rank, self._ranks))
 
     def _tend_own(self, channel: Channel, hub: Hub) -> None:
-        stands, now = self._first in self.standing, time.monotonic()
+        stands, now = self._first in self.sockets, time.monotonic()
         if stands != self._told:
             self.tell(channel, stands=stands)
         due = not stands and self.call is None and not self.losses and self.tries < _TRIES and now >= self._next_try
@@ -351,7 +351,7 @@ class Lifelines:
         """Closes all connections with a goodbye, from any thread, any number of times."""
         with self._lock:
             self.closed = True
-            for end in (*self.standing.values(), self.call and self.call.end):
+            for end in (*self.sockets.values(), self.call and self.call.end):
                 _say_goodbye(end)
             self.forget()
 
@@ -388,11 +388,11 @@ class Lifelines:
             self._stand(rank, end)
 
     def _stand(self, rank: int, end: socket.socket) -> None:
-        older = self.standing.pop(rank, None)
+        older = self.sockets.pop(rank, None)
         _say_goodbye(older)
         self._drop(older)
         self.known_hosts.pop(rank, None)
-        self.standing[rank] = end
+        self.sockets[rank] = end
         self._watch(end, selectors.EVENT_READ, lambda: self.look_at(rank, end))
 
     def look_at(self, rank: int, end: socket.socket) -> None:
@@ -409,7 +409,7 @@ class Lifelines:
                 self._lose_host(rank, end)
         if found == 0:
             self.losses.append(Loss((rank,)))
-        del self.standing[rank]
+        del self.sockets[rank]
         self._drop(end)
 
     def _lose_host(self, rank: int, end: socket.socket) -> None:
@@ -539,7 +539,7 @@ class Lifelines:
         self.ends.clear()
         self.arrivals.clear()
         self.addresses.clear()
-        self.standing.clear()
+        self.sockets.clear()
         self._listener = self.call = self._selector = None
 
 

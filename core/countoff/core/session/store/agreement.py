@@ -32,7 +32,7 @@ class Agreement:
         self.reached = False
 
     def count(self, channel: Channel) -> None:
-        """Counts this rank, if it agrees. Runs on the speaker thread, once for each rank."""
+        """Counts this rank, if it agrees. Runs on the writer thread, once for each rank."""
         state = self._state
         if state.proposed is not None or state.end is not None or not self._agrees():
             return
@@ -41,5 +41,5 @@ class Agreement:
             self.reached = True
 
     def look(self, channel: Channel) -> None:
-        """Looks whether all ranks agree; this rank must have been counted before. Runs on the speaker thread."""
+        """Looks whether all ranks agree; this rank must have been counted before. Runs on the writer thread."""
         self.reached = self.reached or (self._state.proposed is None and not channel.has(self._key))

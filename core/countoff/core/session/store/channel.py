@@ -135,7 +135,7 @@ class Channel:
         """Writes a record, over an existing one too; the store does not acknowledge it."""
         self._store.set(self._prefix + key, encode(record))
 
-    def claim(self, key: str, record: Mapping[str, Any]) -> dict[str, Any]:
+    def compare_and_set(self, key: str, record: Mapping[str, Any]) -> dict[str, Any]:
         """Writes a record if the key has none, and returns the key's record; racing writers get the same one."""
         return decode(self._store.compare_set(self._prefix + key, "", encode(record)))
 
@@ -330,7 +330,7 @@ def to_port(descriptor: int, port: int) -> Iterator[socket.socket]:
         yield end
 
 
-def knock(host: str, port: int) -> Literal["open", "closed", "silent"]:
+def probe(host: str, port: int) -> Literal["open", "closed", "silent"]:
     """Whether an address accepts connections or refuses them, or its host is silent; takes half a second at most."""
     try:
         socket.create_connection((host, port), timeout=0.5).close()

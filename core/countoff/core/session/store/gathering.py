@@ -15,7 +15,7 @@ REMINDER_SECONDS = 10
 
 
 class Pollable(Protocol):
-    """Something that the speaker looks at in between, until it is done."""
+    """Something that the writer looks at in between, until it is done."""
 
     def poll(self, channel: Channel) -> bool:
         """Looks once, without blocking; True when there is nothing left to do."""

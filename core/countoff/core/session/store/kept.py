@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from countoff.core.at_exit import at_exit
-from countoff.core.session.store.rendezvous import Place, default_store, tcp_store
+from countoff.core.session.store.rendezvous import StoreAddress, default_store, tcp_store
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]  # no stubs
@@ -43,7 +43,7 @@ def keep(store: Store | None, channel: Channel) -> None:
             _kept.setdefault(store, []).append(free)
 
 
-def take(store: Store | None, place: Place) -> Channel | None:
+def take(store: Store | None, place: StoreAddress) -> Channel | None:
     """Returns a kept connection for the place where the next fit meets; None if there is none that still stands.
 
     Args:

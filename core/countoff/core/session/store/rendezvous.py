@@ -67,7 +67,7 @@ def store_of(group: Any) -> Store:
 
 
 @dataclass(frozen=True)
-class Place:
+class StoreAddress:
     """Where the ranks of a job meet.
 
     Attributes:
@@ -95,7 +95,7 @@ def prefix_of(nonce: str) -> str:
     return f"countoff/{nonce}/"
 
 
-def choose_place(store: Store, ranks: int = 1) -> Place:
+def choose_place(store: Store, ranks: int = 1) -> StoreAddress:
     """Returns a new place for rank 0 to publish: the job's own store, or one that it hosts where that is no TCPStore.
 
     Args:
@@ -112,15 +112,15 @@ def choose_place(store: Store, ranks: int = 1) -> Place:
     if own is None:
         _require_methods(store)
     if why := lack_of_room(os.getpid() if own is None else host_of(own.port), ranks):
-        return Place("", 0, nonce, refused=why)
+        return StoreAddress("", 0, nonce, refused=why)
     if own is not None:
-        return Place(own.host, own.port, nonce)
+        return StoreAddress(own.host, own.port, nonce)
     host = socket.gethostname()
     hosted = TCPStore(host, 0, is_master=True, wait_for_workers=False)
-    return Place(host, hosted.port, nonce, hosted)
+    return StoreAddress(host, hosted.port, nonce, hosted)
 
 
-def publish(store: Any, number: int, place: Place) -> int:
+def publish(store: Any, number: int, place: StoreAddress) -> int:
     """Publishes rank 0's place for the ranks that have asked by now.
 
     Args:
@@ -137,7 +137,7 @@ def publish(store: Any, number: int, place: Place) -> int:
     return asked
 
 
-def keep_publishing(store: Any, number: int, place: Place, ranks: int, over: Callable[[float], bool]) -> None:
+def keep_publishing(store: Any, number: int, place: StoreAddress, ranks: int, over: Callable[[float], bool]) -> None:
     """Publishes rank 0's place again whenever a rank has asked.
 
     Args:
@@ -158,12 +158,12 @@ def take_back(store: Any, number: int) -> None:
     store.delete_key(_key(number))
 
 
-def take_refusal(store: Any, place: Place) -> None:
+def take_refusal(store: Any, place: StoreAddress) -> None:
     """Says that this rank has read why rank 0 compares nothing."""
     store.add(_refusals(place), 1)
 
 
-def keep_refusing(store: Any, number: int, place: Place, ranks: int, others: int) -> None:
+def keep_refusing(store: Any, number: int, place: StoreAddress, ranks: int, others: int) -> None:
     """Publishes why rank 0 compares nothing, until each other rank has read it or this process ends.
 
     Rank 0 trains on meanwhile, and its guard may be closed: a rank that gets no answer would wait for it.
@@ -207,7 +207,7 @@ class Question:
         self._key = _key(number)
         self._ticket = store.add(_ASKED, 1)
 
-    def answer(self) -> Place | None:
+    def answer(self) -> StoreAddress | None:
         """The place, if rank 0 has answered by now."""
         if not self._store.check([self._key]):
             return None
@@ -216,7 +216,9 @@ class Question:
         if parse_count(record.get("asked", self._ticket)) < self._ticket:
             return None
         refused = str(record.get("refused", ""))
-        place = Place(str(record["host"]), parse_count(record["port"], 1 << 16), str(record["nonce"]), refused=refused)
+        place = StoreAddress(
+            str(record["host"]), parse_count(record["port"], 1 << 16), str(record["nonce"]), refused=refused
+        )
         # Each rank has an address of its own for the job's store, which may not be that of rank 0.
         own = None if record.get("hosted") else tcp_store(self._store)
         return place if own is None else replace(place, host=own.host, port=own.port)
@@ -224,7 +226,7 @@ class Question:
 
 def find_place(
     store: Any, number: int, ranks: int, *, deadline: float, given_up: Callable[[], bool] = lambda: False
-) -> Place:
+) -> StoreAddress:
     """Returns the place where a guard meets the others, once rank 0 has answered.
 
     Args:
@@ -259,7 +261,7 @@ def _key(number: int) -> str:
     return f"countoff/{number}"
 
 
-def _refusals(place: Place) -> str:
+def _refusals(place: StoreAddress) -> str:
     return f"countoff/{place.nonce}/refused"
 
 

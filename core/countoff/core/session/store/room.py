@@ -13,7 +13,7 @@ from collections.abc import Iterator
 __all__ = ["host_of", "lack_of_room"]
 
 _PER_RANK = 2
-"""Connections of countoff: those of a rank's speaker and of its listener."""
+"""Connections of countoff: those of a rank's writer and of its reader."""
 _SPARE = 128
 """Files that the job may still open there."""
 _LISTENS = "0A"

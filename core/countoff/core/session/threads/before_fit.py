@@ -20,16 +20,16 @@ import torch.distributed as dist
 from countoff.core.at_exit import at_exit
 from countoff.core.checks.stalled import IN_NCCL, STALLED, judge_before_fit
 from countoff.core.ending.shutdown import print_to_stderr
+from countoff.core.messages import clip
 from countoff.core.protocol.records import Records
 from countoff.core.session.liveness import collectives, stacks
-from countoff.core.session.store.channel import Channel, knock
+from countoff.core.session.store.channel import Channel, probe
 from countoff.core.session.store.rendezvous import default_store, tcp_store
 from countoff.core.session.threads import first_fit
 from countoff.core.session.threads.join import join
 from countoff.core.session.threads.participation import STORE_ENDED
 from countoff.core.settings import Settings
 from countoff.core.verdict import Verdict, remedy_for
-from countoff.core.words import clip
 
 __all__ = ["Gathered", "Standing", "place", "watch"]
 
@@ -222,6 +222,6 @@ class _Watch:
             print_to_stderr(replace(verdict, remedy=remedy_for(verdict, {})), self._rank, goes_on=True)
 
     def _connect(self) -> Channel:
-        if knock(self._host, self._port) != "open":  # torch would print a warning, and try again
+        if probe(self._host, self._port) != "open":  # torch would print a warning, and try again
             raise ConnectionError("the job's store does not answer")
         return Channel(self._host, self._port, "countoff/before_fit/", self._ending.is_set)

@@ -28,7 +28,7 @@ __all__ = ["EvenPass", "Resumable"]
 WAIT_SECONDS = 1.0
 """A wait is short: Ctrl-C is handled when it ends, if the signal came just before it or went to another thread.
 
-The log is read after it, if nothing has come by the listener.
+The log is read after it, if nothing has come by the reader.
 """
 
 
@@ -58,8 +58,8 @@ class EvenPass:
         snapshot: Returns the state of the loader from which a run can resume.
         ahead: Whether the caller itself fetches one batch ahead of the one that its loop trains on.
         own: Batches that this rank's loader has, where that is known before the pass; None: it is counted.
-        read_log: Has the speaker read the log. A listener that cannot connect, or not yet, hears of nothing that the
-            other ranks write, and a rank that waits writes nothing by which its speaker would.
+        read_log: Has the writer read the log. A reader that cannot connect, or not yet, hears of nothing that the
+            other ranks write, and a rank that waits writes nothing by which its writer would.
 
     Attributes:
         resumable: The loader's state where the loop is; None without `snapshot`.
@@ -185,7 +185,7 @@ class EvenPass:
     def _fetch_needed(self) -> None:
         self._raise_error()
         if self._exhausted and (self._credits.policy == "stop" or self._span.credits is None):
-            raise StopIteration  # shorter than what was proved of it, as the marks will show; or nobody is to wait
+            raise StopIteration  # shorter than what was proved, as the sync points will show; or nobody is to wait
         self._fetch()
 
     def _fetch(self) -> None:

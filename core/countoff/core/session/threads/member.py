@@ -17,9 +17,8 @@ from countoff.core.ending import shutdown
 from countoff.core.ending.table import post_row, print_with_table
 from countoff.core.session.liveness.lifelines import Lifelines
 from countoff.core.session.liveness.processes import Process
-from countoff.core.session.part import Part
 from countoff.core.session.state import State
-from countoff.core.session.store.channel import Channel, ChannelError, knock
+from countoff.core.session.store.channel import Channel, ChannelError, probe
 from countoff.core.session.store.kept import keeps
 from countoff.core.session.store.rendezvous import (
     choose_place,
@@ -33,10 +32,11 @@ from countoff.core.session.store.rendezvous import (
     take_back,
     take_refusal,
 )
+from countoff.core.session.subgroup import Subgroup
 from countoff.core.session.threads.participation import CLOSER, Participation, first_line
 from countoff.core.session.threads.process_threads import ProcessThreads, connect, standing_place
-from countoff.core.session.threads.speaker import MARK_SECONDS, Speaker, announce_stopped
 from countoff.core.session.threads.watchdog import Watchdog
+from countoff.core.session.threads.writer import SYNC_SECONDS, Writer, announce_stopped
 from countoff.core.verdict import Verdict
 
 DRAIN_SECONDS = 1.0
@@ -59,20 +59,20 @@ class Member:
         state: This rank's state.
         number: Number of the guard among those that have met in the same store; equal on all ranks.
         participation: Whether it still takes part in the comparison.
-        speaker: Its speaker.
+        writer: Its writer.
         watchdog: Its watchdog.
     """
 
-    def __init__(self, state: State, part: Part | None = None) -> None:
+    def __init__(self, state: State, part: Subgroup | None = None) -> None:
         self.state = state
         self._part = part
         number = 0
         with contextlib.suppress(Exception):  # as where the group was destroyed, which `_meet` says
             number = next_number(self._store())
         self.number = number
-        self.speaker = speaker = Speaker(state, number)
-        self.participation = Participation(state, hosts=lambda: speaker.link.heartbeats.hosts)
-        self.watchdog = Watchdog(self.participation, self.speaker)
+        self.writer = writer = Writer(state, number)
+        self.participation = Participation(state, hosts=lambda: writer.session.heartbeats.hosts)
+        self.watchdog = Watchdog(self.participation, self.writer)
         self.threads: ProcessThreads | None = None
         self._concluded = False
         self._all_met = threading.Event()  # or this rank is closing
@@ -121,10 +121,10 @@ class Member:
             self._all_met.set()
             self._meeting.join(DRAIN_SECONDS)  # it has done its work, and is about to end
         if answered.is_set() and self.threads is not None:  # so that it hears what the others find in the first batch
-            self.threads.listening.wait(min(MARK_SECONDS, max(0.0, deadline - time.monotonic())))
-        link = self.speaker.link
+            self.threads.listening.wait(min(SYNC_SECONDS, max(0.0, deadline - time.monotonic())))
+        session = self.writer.session
         decided = answered.is_set() or ended.is_set() or participation.failure
-        if not (decided or (link.connected and link.prompt)):
+        if not (decided or (session.connected and session.prompt)):
             participation.stop_comparing("the job's store does not answer")
         elif not decided and self.state.settings.keeps_even:
             participation.stop_comparing(f"rank {self.state.ranks[0]} has not answered")
@@ -160,19 +160,19 @@ class Member:
         """Has the verdict printed, with its table, if there is one; a second call changes nothing."""
         if self.state.end is not None and not self._concluded:
             self._concluded = True
-            self.speaker.hand(lambda channel: print_with_table(channel, self.state, self.speaker.link.heartbeats))
+            self.writer.submit(lambda channel: print_with_table(channel, self.state, self.writer.session.heartbeats))
 
     def post_row(self) -> None:
         """Posts this rank's row of a table that there may be later, when its process is gone."""
-        self.speaker.hand(lambda channel: post_row(channel, self.state))
+        self.writer.submit(lambda channel: post_row(channel, self.state))
 
     def _close(self) -> None:
-        state, speaker = self.state, self.speaker
-        connected = speaker.link.connected
+        state, writer = self.state, self.writer
+        connected = writer.session.connected
         if connected and (state.end is not None or state.proposed is not None):
             shutdown.wait_until_printed(state)
         if connected and state.end is None:
-            speaker.say_goodbye().wait(_GOODBYE_SECONDS)
+            writer.say_goodbye().wait(_GOODBYE_SECONDS)
         self.participation.closing.set()
         self._all_met.set()
         if self._meeting.ident is not None:
@@ -183,33 +183,33 @@ class Member:
 
     def leave(self, threads: ProcessThreads) -> None:
         """Leaves the threads once this rank has told what it has to tell; part of `close`."""
-        state, speaker = self.state, self.speaker
-        reachable = threads.open  # if not, the speaker may be blocked in a call to a host that is gone
+        state, writer = self.state, self.writer
+        reachable = threads.open  # if not, the writer may be blocked in a call to a host that is gone
         last = threads.remove(self)
         self.conclude()  # a verdict may have come while this rank said goodbye
-        speaker.hand(None)
-        if speaker.link.connected:
+        writer.submit(None)
+        if writer.session.connected:
             if state.end is not None or state.proposed is not None:
                 shutdown.wait_until_printed(state)
             self._drain(DRAIN_SECONDS if reachable else 0)
-        speaker.link.remove(self.number)  # not earlier: the goodbye depends on those that are in the log
-        if state.end is not None:  # it came with the speaker's last jobs
+        writer.session.remove(self.number)  # not earlier: the goodbye depends on those that are in the log
+        if state.end is not None:  # it came with the writer's last jobs
             shutdown.print_verdict(state, state.end)
         if last:
             threads.close()
 
     def _drain(self, seconds: float) -> None:
-        """Waits until the speaker has done its last job, at most so long; longer where ranks are kept even.
+        """Waits until the writer has done its last job, at most so long; longer where ranks are kept even.
 
         There another rank may wait for what this one has yet to write, and no other entry would end that wait. A store
         that does not answer for `lost_seconds` ends it.
         """
-        state, speaker = self.state, self.speaker
+        state, writer = self.state, self.writer
         if seconds and state.settings.keeps_even and state.end is None:
             seconds = max(seconds, state.settings.lost_seconds)
         deadline = time.monotonic() + seconds
-        while not speaker.drained.wait(min(_LOOK_SECONDS, max(0.0, deadline - time.monotonic()))):
-            if time.monotonic() >= deadline or not speaker.link.connected:
+        while not writer.drained.wait(min(_LOOK_SECONDS, max(0.0, deadline - time.monotonic()))):
+            if time.monotonic() >= deadline or not writer.session.connected:
                 return
 
     def _meet(self) -> None:
@@ -266,7 +266,7 @@ class Member:
         place, lifelines = self.threads.place, self.threads.lifelines
         why = f"The job's store went with it: {first_line(error)}"
         deadline = time.monotonic() + BETTER_CAUSE_SECONDS
-        found = knock(*self.speaker.link.store_address)
+        found = probe(*self.writer.session.store_address)
         while time.monotonic() < deadline and not (participation.closing.wait(0.02) or state.finished):
             if found == "silent":
                 continue  # a neighbour that is gone was only the first to know
@@ -278,7 +278,7 @@ class Member:
         if state.end is not None:
             return
         if found == "open":  # a process that is killed does not close all its connections at once
-            found = knock(*self.speaker.link.store_address)
+            found = probe(*self.writer.session.store_address)
         if found != "open" and self._part is not None and not state.settings.keeps_even:
             participation.stop_comparing("the job's store has ended")  # perhaps with a rank that takes no part here
             return
@@ -291,20 +291,20 @@ class Member:
         participation.stop_comparing(f"the connection to the job's store broke: {first_line(error)}")
 
     def _neighbours(self) -> list[Process]:
-        return list(self.speaker.link.heartbeats.neighbours.values())
+        return list(self.writer.session.heartbeats.neighbours.values())
 
     def _lost_store(self, lifelines: Lifelines, found: str, why: str) -> Verdict:
         """The verdict where the store cannot be reached any more."""
         seconds, hub = self.state.settings.lost_seconds, lifelines.hub
-        heartbeats = self.speaker.link.heartbeats
+        heartbeats = self.writer.session.heartbeats
         elsewhere = hub is not None and hub.host != heartbeats.host
         recent = [loss for loss in lifelines.losses if time.monotonic() - loss.at < _RECENT_SECONDS]
         if recent:
             return recent[0].verdict()
         if found == "silent" and hub is not None and hub.has_store and elsewhere and hub.ranks:
             return lost_host(
-                heartbeats.hosts.get(self.state.ranks[0], self.speaker.link.store_address[0]), hub.ranks, seconds
+                heartbeats.hosts.get(self.state.ranks[0], self.writer.session.store_address[0]), hub.ranks, seconds
             )
         if found == "silent":
-            return lost_store(self.speaker.link.store_address[0], seconds)
+            return lost_store(self.writer.session.store_address[0], seconds)
         return lost_rank(0, "or whoever hosts the job's store is gone", why)

@@ -1,6 +1,6 @@
 """The three daemon threads of a process, for as long as one of its guards is open.
 
-The listener receives the log: it blocks in `wait`, so an entry arrives within microseconds. The speaker writes, the
+The reader receives the log: it blocks in `wait`, so an entry arrives within microseconds. The writer writes, the
 watchdog makes sure that both can and that the process ends with a verdict. Each of the first two has a client of its
 own on the job's store, because one client serialises its calls. All guards of a process share the three.
 """
@@ -25,12 +25,12 @@ from countoff.core.session.liveness.processes import Deaths
 from countoff.core.session.state import State
 from countoff.core.session.store import kept
 from countoff.core.session.store.channel import Channel
-from countoff.core.session.store.rendezvous import Place, prefix_of
+from countoff.core.session.store.rendezvous import StoreAddress, prefix_of
 from countoff.core.session.threads.join import join
-from countoff.core.session.threads.link import Link
 from countoff.core.session.threads.participation import Participation, first_line
-from countoff.core.session.threads.speaker import Speaker, announce_stopped
+from countoff.core.session.threads.session import Session
 from countoff.core.session.threads.watchdog import LOOK_SECONDS, Watchdog
+from countoff.core.session.threads.writer import Writer, announce_stopped
 from countoff.core.settings import Settings
 from countoff.core.waiting import TimedQueue
 
@@ -50,7 +50,7 @@ _ALERT_LOOK_SECONDS = 0.01
 _lock = threading.Lock()
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 _Key = tuple[int, int, str]  # process, because a forked one has no threads; rank, because tests have several; nonce
-_links: weakref.WeakKeyDictionary[Any, dict[_Key, Link]] = weakref.WeakKeyDictionary()
+_sessions: weakref.WeakKeyDictionary[Any, dict[_Key, Session]] = weakref.WeakKeyDictionary()
 """By the job's store."""
 _running: weakref.WeakValueDictionary[_Key, ProcessThreads] = weakref.WeakValueDictionary()
 
@@ -63,7 +63,7 @@ class Served(Protocol):
     @property
     def state(self) -> State: ...  # noqa: D102
     @property
-    def speaker(self) -> Speaker: ...  # noqa: D102
+    def writer(self) -> Writer: ...  # noqa: D102
     @property
     def watchdog(self) -> Watchdog: ...  # noqa: D102
     @property
@@ -77,7 +77,7 @@ class ProcessThreads:
 
     Args:
         place: Where the ranks meet. A store that this rank hosts there lives as long as this object.
-        link: What outlives the threads.
+        session: What outlives the threads.
         store: The job's default store, kept alive while a guard is open: the job may destroy its process group long
             before its end.
         settings: Those of the first guard.
@@ -88,26 +88,26 @@ class ProcessThreads:
         lifelines: Those of this process.
         places_before: Where this process has met the others in earlier fits, by the beginning of the keys there, with
             what it has left there.
-        connected: Set once the speaker has its connection, or will have none.
-        listening: Set once the listener has its connection, or will have none although the speaker has one.
+        connected: Set once the writer has its connection, or will have none.
+        listening: Set once the reader has its connection, or will have none although the writer has one.
     """
 
-    def __init__(self, place: Place, link: Link, store: Any, settings: Settings) -> None:
+    def __init__(self, place: StoreAddress, session: Session, store: Any, settings: Settings) -> None:
         self.place = place
         self.store = store
-        self.lifelines = Lifelines(link.rank, link.ranks, settings.lost_seconds, link.heartbeats)
+        self.lifelines = Lifelines(session.rank, session.ranks, settings.lost_seconds, session.heartbeats)
         self._settings = settings
-        self._link = link
+        self._session = session
         self._members: dict[int, Served] = {}
         self._lock = threading.Lock()
         self._over = False
         self.closing = threading.Event()
-        self._woken = threading.Event()  # the listener, out of a pause
-        self._ready = TimedQueue[Speaker | None]()
+        self._woken = threading.Event()  # the reader, out of a pause
+        self._ready = TimedQueue[Writer | None]()
         self._parts: dict[int, Channel] = {}
         self._next_heartbeat = self._next_tending = 0.0
         self._pause = _FINISHED_POLL_SECONDS
-        self.places_before: list[tuple[str, Link]] = []
+        self.places_before: list[tuple[str, Session]] = []
         self.speaking: Channel | None = None
         self._listening: Channel | None = None
         self._idle: list[Channel] = []  # of threads that have ended in order: no call is under way, and none has failed
@@ -115,8 +115,8 @@ class ProcessThreads:
         self._deaths: Deaths | None = None
         self.connected = threading.Event()
         self.listening = threading.Event()
-        self.speaker = self._thread("speaker", self._speak)
-        self.listener = self._thread("listener", self._listen)
+        self.writer = self._thread("writer", self._write)
+        self.reader = self._thread("reader", self._read)
         self._watchdog = self._thread("watchdog", self._watch)
 
     def add(self, member: Served) -> bool:
@@ -125,18 +125,18 @@ class ProcessThreads:
         Raises:
             RuntimeError: If a thread cannot be started, as where the limit of processes is reached.
         """
-        speaker = member.speaker
-        speaker.join(self._link)
+        writer = member.writer
+        writer.join(self._session)
         with self._lock:
             if self._over:
                 return False
             started = bool(self._members)
             self._members[member.number] = member
         self._woken.set()
-        member.state.outbox.tell(functools.partial(self._ready.put, speaker))
+        member.state.outbox.tell(functools.partial(self._ready.put, writer))
         if not started:
             try:
-                for thread in (self._watchdog, self.listener, self.speaker):
+                for thread in (self._watchdog, self.reader, self.writer):
                     thread.start()
             except RuntimeError:
                 self.remove(member)
@@ -148,7 +148,7 @@ class ProcessThreads:
         """Waits for no entry for the sake of a guard any more; its jobs are still carried out.
 
         Returns:
-            Whether that was the last guard. The listener has then ended, and `close` ends the other threads.
+            Whether that was the last guard. The reader has then ended, and `close` ends the other threads.
         """
         with self._lock:
             self._members.pop(member.number, None)
@@ -161,13 +161,13 @@ class ProcessThreads:
             self._woken.set()
             if self._deaths is not None:
                 self._deaths.wake()
-            join(self.listener, lambda: self._listening)
+            join(self.reader, lambda: self._listening)
         return last
 
     def close(self) -> None:
         """Ends the threads, within a second or so; one that is still connecting ends with its try to connect."""
         self._ready.put(None)
-        join(self.speaker, lambda: self.speaking)
+        join(self.writer, lambda: self.speaking)
         join(self._watchdog)
         self.lifelines.close()  # the others know by now whether this rank takes part in a fit
         self._parts.clear()
@@ -211,15 +211,15 @@ class ProcessThreads:
         for member in self._all():
             member.lose(error)
 
-    # The listener.
+    # The reader.
 
-    def _listen(self) -> None:
+    def _read(self) -> None:
         self.connected.wait()
-        if self.closing.is_set() or not self._link.connected:
+        if self.closing.is_set() or not self._session.connected:
             return
         try:
             self._listening = channel = self._connect()
-        except Exception as error:  # the speaker has a connection, so the store exists
+        except Exception as error:  # the writer has a connection, so the store exists
             if self.closing.is_set():
                 return  # the guards were closed before this thread had a connection: there is nothing to report
             with self._lock:
@@ -235,16 +235,16 @@ class ProcessThreads:
             while self._receive(channel):
                 pass
         except Exception as error:  # torch names a lost store by several exceptions
-            self._link.arrived()
+            self._session.arrived()
             self._lose(error)
         else:
-            self._link.arrived()
+            self._session.arrived()
             self._idle.append(channel)
 
     def _receive(self, channel: Channel) -> bool:
         """Receives the next entry of the log, unless no guard has any use for it; False when the thread is to end."""
-        link = self._link
-        index = link.await_next()  # the effects of all entries before this one are there
+        session = self._session
+        index = session.await_next()  # the effects of all entries before this one are there
         members = self._all()
         for member in members:
             if member.state.end is not None:
@@ -261,36 +261,36 @@ class ProcessThreads:
         if leaving and channel.is_over():  # torch would print a trace of C++ for a call now
             return False
         if leaving and not (waiting and channel.has(f"log/{index}")):
-            link.arrived()
+            session.arrived()
             self._woken.wait(self._pause)
             self._woken.clear()
             self._pause = _FINISHED_POLL_SECONDS if finished else min(2 * self._pause, _LEFT_POLL_SECONDS)
         else:
             self._pause = _FINISHED_POLL_SECONDS
             entry = channel.wait(f"log/{index}")
-            link.arrived()
-            link.receive(index, entry)
+            session.arrived()
+            session.receive(index, entry)
         return not self.closing.is_set()
 
-    # The speaker.
+    # The writer.
 
-    def _speak(self) -> None:
-        link = self._link
+    def _write(self) -> None:
+        session = self._session
         try:
             self.speaking = channel = self._connect()
-            link.store_address = channel.store_address() or self.place.host, self.place.port
-            link.busy_since = time.monotonic()
-            link.connected = True
-            self.connected.set()  # the listener connects while this thread introduces its rank
+            session.store_address = channel.store_address() or self.place.host, self.place.port
+            session.busy_since = time.monotonic()
+            session.connected = True
+            self.connected.set()  # the reader connects while this thread introduces its rank
             self.lifelines.open(channel)
-            link.heartbeats.introduce(channel)
-            link.heartbeats.write(channel, link.passed)  # before any guard begins its fit
-            self._next_heartbeat = time.monotonic() + link.heartbeats.seconds
+            session.heartbeats.introduce(channel)
+            session.heartbeats.write(channel, session.passed)  # before any guard begins its fit
+            self._next_heartbeat = time.monotonic() + session.heartbeats.seconds
             self._next_tending = time.monotonic() + _FIRST_LOOK_SECONDS
-            link.busy_since = 0.0
+            session.busy_since = 0.0
             while self._turn(channel):
-                link.last_turn_seconds = time.monotonic() - link.busy_since
-                link.busy_since = 0.0
+                session.last_turn_seconds = time.monotonic() - session.busy_since
+                session.busy_since = 0.0
             if not channel.is_over():
                 self.lifelines.withdraw(channel)
                 self._idle.append(channel)
@@ -302,29 +302,29 @@ class ProcessThreads:
                         announce_stopped(self._part(member.number, self.speaking), member.state)
             self._lose(error)
         finally:
-            link.connected = False
+            session.connected = False
 
     def _turn(self, channel: Channel) -> bool:
         """Does the next job of any guard, then what is due; False when the thread is to end."""
-        link, ready = self._link, self._ready
-        speakers: list[Speaker | None] = []
+        session, ready = self._session, self._ready
+        writers: list[Writer | None] = []
         with contextlib.suppress(queue.Empty):
-            speakers.append(ready.get(self._seconds_until_due()))
-        if not speakers and self._host_leaves():
+            writers.append(ready.get(self._seconds_until_due()))
+        if not writers and self._host_leaves():
             return True
         if self._has_left(channel):
             return False
-        link.busy_since = time.monotonic()
-        for speaker in speakers:
-            if speaker is None:
+        session.busy_since = time.monotonic()
+        for writer in writers:
+            if writer is None:
                 return False
-            speaker.turn(self._part(speaker.number, channel))
-        members = [member for member in self._all() if not member.speaker.is_done]
+            writer.turn(self._part(writer.number, channel))
+        members = [member for member in self._all() if not member.writer.is_done]
         if not members and self._end_if_done():
             return False
         for member in members:
             if not ready:
-                member.speaker.look(self._part(member.number, channel))
+                member.writer.look(self._part(member.number, channel))
         if self.places_before and any(member.state.complete for member in members):
             prefix, before = self.places_before.pop()  # all ranks have come here
             before.forget(channel.at_root(prefix))
@@ -334,8 +334,8 @@ class ProcessThreads:
             self._send_heartbeat(channel)
             for member in members:
                 part = self._part(member.number, channel)
-                link.heartbeats.report_silence(part, member.state, self.lifelines.vouches)
-        link.heartbeats.prune(channel, lambda: not ready)
+                session.heartbeats.report_silence(part, member.state, self.lifelines.vouches)
+        session.heartbeats.prune(channel, lambda: not ready)
         return True
 
     def _host_leaves(self) -> bool:
@@ -355,25 +355,25 @@ class ProcessThreads:
     def _tend(self, channel: Channel) -> None:
         """Looks after the lifelines, however rare heartbeats are. The first time, it finds this host's ranks."""
         self._next_tending = time.monotonic() + TEND_SECONDS
-        if not self._link.heartbeats.neighbours:
-            self._link.heartbeats.find_neighbours(channel)
+        if not self._session.heartbeats.neighbours:
+            self._session.heartbeats.find_neighbours(channel)
         self.lifelines.tend(channel)
 
     def _send_heartbeat(self, channel: Channel) -> None:
-        self._next_heartbeat = time.monotonic() + self._link.heartbeats.seconds
-        self._link.heartbeats.send(channel, self._link.passed)
+        self._next_heartbeat = time.monotonic() + self._session.heartbeats.seconds
+        self._session.heartbeats.send(channel, self._session.passed)
 
     def _end_if_done(self) -> bool:
-        """Ends the speaker and the listener after a verdict: rank 0 may leave now, and the store with it."""
+        """Ends the writer and the reader after a verdict: rank 0 may leave now, and the store with it."""
         with self._lock:
-            done = bool(self._members) and all(member.speaker.is_done for member in self._members.values())
+            done = bool(self._members) and all(member.writer.is_done for member in self._members.values())
             self._over |= done
         return done
 
     def _seconds_until_due(self) -> float:
         if self._host_leaves():
             return _LEAVING_SECONDS
-        looks = [member.speaker.seconds_until_look for member in self._all()]
+        looks = [member.writer.seconds_until_look for member in self._all()]
         due = max(0.0, min(self._next_heartbeat, self._next_tending) - time.monotonic())
         return min([due, *(seconds for seconds in looks if seconds is not None)])
 
@@ -397,7 +397,7 @@ class ProcessThreads:
     def _look_until_closing(self, deaths: Deaths) -> None:
         looked, alert_until = time.monotonic(), 0.0
         while not self.closing.is_set():
-            deaths.watch(list(self._link.heartbeats.neighbours.values()))
+            deaths.watch(list(self._session.heartbeats.neighbours.values()))
             if deaths.wait(_ALERT_LOOK_SECONDS if time.monotonic() < alert_until else LOOK_SECONDS):
                 alert_until = time.monotonic() + _ALERT_SECONDS
             if sigterm.received():
@@ -424,12 +424,12 @@ class ProcessThreads:
         try:
             return self.lifelines.poll()
         except Exception:  # a part that was lost costs evidence; the end of this thread would cost the verdict
-            _log.debug("the lifelines of rank %d are closed: heartbeats decide", self._link.rank, exc_info=True)
+            _log.debug("the lifelines of rank %d are closed: heartbeats decide", self._session.rank, exc_info=True)
             self.lifelines.close()
             return []
 
 
-def standing_place(rank: int, store: Any) -> Place | None:
+def standing_place(rank: int, store: Any) -> StoreAddress | None:
     """Where the guards of this process that are open meet the other ranks; None if there are none on this store."""
     with _lock:
         for (pid, owner, _), threads in list(_running.items()):
@@ -438,7 +438,7 @@ def standing_place(rank: int, store: Any) -> Place | None:
     return None
 
 
-def connect(member: Served, place: Place, store: Any) -> ProcessThreads:
+def connect(member: Served, place: StoreAddress, store: Any) -> ProcessThreads:
     """Lets a guard share the threads of this process that meet the others at a place; makes them where there are none.
 
     Args:
@@ -451,15 +451,15 @@ def connect(member: Served, place: Place, store: Any) -> ProcessThreads:
     with _lock:
         threads = _running.get(key)
         if threads is None or not threads.add(member):
-            links = _links.setdefault(store, {})
+            sessions = _sessions.setdefault(store, {})
             open_ones = [each for each, threads in _running.items() if threads.open]
             # At any other place of this store, no rank meets any more.
-            before = [each for each in links if each[:2] == key[:2] and each not in (key, *open_ones)]
-            places_before = [(prefix_of(each[2]), links.pop(each)) for each in before]
+            before = [each for each in sessions if each[:2] == key[:2] and each not in (key, *open_ones)]
+            places_before = [(prefix_of(each[2]), sessions.pop(each)) for each in before]
             # The process goes on where it was in the log, if all of its guards were closed for a while.
             beat = seconds_between(len(state.ranks), state.settings)
-            link = links.setdefault(key, Link(state.rank, state.ranks, beat))
-            threads = _running[key] = ProcessThreads(place, link, store, state.settings)
+            session = sessions.setdefault(key, Session(state.rank, state.ranks, beat))
+            threads = _running[key] = ProcessThreads(place, session, store, state.settings)
             threads.places_before = places_before
             threads.add(member)
     return threads

@@ -18,7 +18,7 @@ from countoff.core.verdict import Verdict
 
 if TYPE_CHECKING:
     from countoff.core.session.store.channel import Channel
-    from countoff.core.session.threads.speaker import Speaker
+    from countoff.core.session.threads.writer import Writer
 
 _TEXT = 64
 """Characters of a text in a question, at most."""
@@ -33,12 +33,12 @@ class Questions:
 
     Args:
         state: This rank's state.
-        speaker: This rank's speaker.
+        writer: This rank's writer.
     """
 
-    def __init__(self, state: State, speaker: Speaker) -> None:
+    def __init__(self, state: State, writer: Writer) -> None:
         self._state = state
-        self._speaker = speaker
+        self._writer = writer
         self._answers: dict[str, Answer] = {}
         self._own: dict[str, tuple[Sequence[int], Judge]] = {}
         self._open: dict[str, Gathering | None] = {}
@@ -49,7 +49,7 @@ class Questions:
         """Asks ranks for a record each."""
         self._own.setdefault(kind, (group, judge))
         entry = {"type": "question", "kind": kind, "rank": self._state.rank, "asked": dict(question)}
-        self._speaker.hand(self._speaker.append(entry, lambda: kind in self._open))
+        self._writer.submit(self._writer.append(entry, lambda: kind in self._open))
 
     def answer(self, kind: str, answer: Answer) -> None:
         """Registers what answers the question of a kind."""
@@ -60,14 +60,14 @@ class Questions:
         state, deadline = self._state, time.monotonic() + _SETTLE_SECONDS
 
         def worth_waiting() -> bool:
-            return self._speaker.link.connected and state.end is None and time.monotonic() < deadline
+            return self._writer.session.connected and state.end is None and time.monotonic() < deadline
 
         if comparisons:
             made = threading.Event()  # by all: the last rank of each deletes its key
-            self._speaker.poll(Deleted(comparisons, made.set), awaited=True)
+            self._writer.poll(Deleted(comparisons, made.set), awaited=True)
             while not (kind in self._open or self._one_is_gone or made.wait(_LOOK_SECONDS)) and worth_waiting():
                 pass
-        self._speaker.catch_up_now(worth_waiting)  # the question of another rank may be in the log
+        self._writer.catch_up_now(worth_waiting)  # the question of another rank may be in the log
         while kind in self._open and not self._is_judged(kind) and worth_waiting():
             if (gathering := self._open[kind]) is not None:  # of a rank that has left, no answer will come
                 gathering.end_by(deadline - _SETTLE_SECONDS + _LAST_ANSWERS_SECONDS)
@@ -76,7 +76,7 @@ class Questions:
     @property
     def _one_is_gone(self) -> bool:
         """Whether a rank has left in the middle, or its process has ended: it makes no comparison any more."""
-        processes = list(self._speaker.link.heartbeats.neighbours.values())
+        processes = list(self._writer.session.heartbeats.neighbours.values())
         return self._state.left is not None or any(each.state() == "gone" for each in processes)
 
     def _is_judged(self, kind: str) -> bool:
@@ -97,7 +97,7 @@ class Questions:
                 return
             self._open[kind] = self._gather(kind) if rank == self._state.rank and kind in self._own else None
             deadline = time.monotonic() + self._state.settings.deadline_seconds
-            self._speaker.poll(_Answering(kind, self._state.rank, lambda: answer(question), deadline))
+            self._writer.poll(_Answering(kind, self._state.rank, lambda: answer(question), deadline))
 
         return take
 
@@ -111,7 +111,7 @@ class Questions:
                 self._state.find(verdict)
 
         deadline = time.monotonic() + self._state.settings.deadline_seconds
-        return self._speaker.gather(_name_of(kind), group, deadline, gathered)
+        return self._writer.gather(_name_of(kind), group, deadline, gathered)
 
 
 class _Answering:

@@ -26,7 +26,7 @@ from countoff.core.verdict import Verdict
 
 if TYPE_CHECKING:
     from countoff.core.session.store.channel import Channel
-    from countoff.core.session.threads.speaker import Speaker
+    from countoff.core.session.threads.writer import Writer
 
 SETTLE_SECONDS = 5.0
 SLOW_SECONDS = 1.0
@@ -37,7 +37,7 @@ class RollCall:
 
     Args:
         state: This rank's state.
-        speaker: This rank's speaker.
+        writer: This rank's writer.
         checks: What is reported and compared.
 
     Attributes:
@@ -45,13 +45,13 @@ class RollCall:
         agreed: Names of the plan's values that are the same on all ranks, once the plan has been compared.
     """
 
-    def __init__(self, state: State, speaker: Speaker, checks: Checks) -> None:
+    def __init__(self, state: State, writer: Writer, checks: Checks) -> None:
         self.metrics: dict[str, float] = {}
         self.agreed: frozenset[str] = frozenset()
         self._open: dict[str, Gathering] = {}
         self._settled = threading.Event()
         self._state = state
-        self._speaker = speaker
+        self._writer = writer
         self._checks = checks
 
     def count_off(self, start: FitStart) -> threading.Event:
@@ -65,7 +65,7 @@ class RollCall:
         Returns:
             An event that is set once the first rank has compared, and found no verdict.
         """
-        state, speaker, answered = self._state, self._speaker, threading.Event()
+        state, writer, answered = self._state, self._writer, threading.Event()
         record: dict[str, Any] = {}
         for check in sorted(self._checks, key=lambda check: check.takes_the_rest):
             record |= check.report(start, RECORD_BYTES - len(record_text(record)))
@@ -88,9 +88,9 @@ class RollCall:
             }
             for check in self._checks:
                 answer |= check.answer(records)
-            speaker.hand(lambda channel: channel.set("plan", answer))
+            writer.submit(lambda channel: channel.set("plan", answer))
             release(answer)
-            speaker.hand(
+            writer.submit(
                 lambda channel: channel.forget("plan", list(records))
             )  # behind the answer, for which all ranks wait
 
@@ -102,17 +102,17 @@ class RollCall:
             if state.settings.keeps_even and not answer["compared"]:
                 state.find(unprotected(state.rank, f"rank {state.ranks[0]} has stopped comparing"))
             # Every rank introduces itself before it reports.
-            find = speaker.link.heartbeats.find_neighbours
-            speaker.hand(lambda channel: find(channel.whole, complete=complete))
+            find = writer.session.heartbeats.find_neighbours
+            writer.submit(lambda channel: find(channel.whole, complete=complete))
             if not answer.get("refused"):  # else this rank waits for the verdict, which may come after the answer
-                speaker.hand(lambda _: answered.set())
+                writer.submit(lambda _: answered.set())
 
-        speaker.hand(write)
+        writer.submit(write)
         if state.leads:
             deadline = time.monotonic() + state.settings.deadline_seconds
-            speaker.gather("plan", state.ranks, deadline, compare, self._warn_of_late, keep=True, awaited=True)
+            writer.gather("plan", state.ranks, deadline, compare, self._warn_of_late, keep=True, awaited=True)
         else:
-            speaker.poll(Awaiting("plan", release), awaited=True)
+            writer.poll(Awaiting("plan", release), awaited=True)
         return answered
 
     def span_closed(self, span: SpanCounters, closed: float) -> None:
@@ -133,7 +133,7 @@ class RollCall:
         def done(records: Records, missing: list[int]) -> None:
             if records and not missing:  # without records, the first rank has gone on before it knew who is present
                 self._measure(records, span)
-                self._speaker.forget(key for check in self._checks for key in check.left_keys(span))
+                self._writer.forget(key for check in self._checks for key in check.left_keys(span))
                 if self._state.end is None and self._state.proposed is None:
                     self._find(found for check in self._checks for found in check.compare_spans(span, records))
 
@@ -165,26 +165,26 @@ class RollCall:
         while self._open and worth_waiting():
             self._settled.wait(0.02)
             self._settled.clear()
-        if self._state.leads:  # a warning that another rank wrote before its report may not have come by the listener
-            self._speaker.catch_up_now(worth_waiting)
+        if self._state.leads:  # a warning that another rank wrote before its report may not have come by the reader
+            self._writer.catch_up_now(worth_waiting)
 
     def settle_report(self, name: str) -> None:
         """Waits until a report is judged; see `countoff.core.checks.check.Others`."""
-        state, speaker, worth_waiting, judged = self._state, self._speaker, self._worth_waiting(), threading.Event()
+        state, writer, worth_waiting, judged = self._state, self._writer, self._worth_waiting(), threading.Event()
         if state.leads:
             return  # `settle` has waited for all reports
-        speaker.hand(lambda _: speaker.poll(Deleted([f"{name}/{state.rank}"], judged.set)))  # behind the report
+        writer.submit(lambda _: writer.poll(Deleted([f"{name}/{state.rank}"], judged.set)))  # behind the report
         # Once the first rank has said goodbye, it judges nothing more.
         while not judged.wait(0.02) and worth_waiting() and state.left is None and not state.host_left_at:
             pass
 
     def _worth_waiting(self) -> Callable[[], bool]:
         """Returns what tells whether to go on waiting, from here on for 5 s at most."""
-        state, link, deadline = self._state, self._speaker.link, time.monotonic() + SETTLE_SECONDS
+        state, session, deadline = self._state, self._writer.session, time.monotonic() + SETTLE_SECONDS
 
         def worth_waiting() -> bool:
-            slow = link.busy_since != 0.0 and time.monotonic() - link.busy_since > SLOW_SECONDS
-            return link.connected and state.end is None and not slow and time.monotonic() < deadline
+            slow = session.busy_since != 0.0 and time.monotonic() - session.busy_since > SLOW_SECONDS
+            return session.connected and state.end is None and not slow and time.monotonic() < deadline
 
         return worth_waiting
 
@@ -202,24 +202,24 @@ class RollCall:
         Args:
             name: What is reported; equal on all ranks, and used once.
             record: Returns the record as it is when it is written.
-            done: Called on the first rank, by the speaker, with the records that came and the ranks that are missing.
+            done: Called on the first rank, by the writer, with the records that came and the ranks that are missing.
             owed: Whether `settle` waits for it. False for what not every rank need report.
             after: What is done before it, of what this rank has reported and owed.
         """
-        state, speaker = self._state, self._speaker
+        state, writer = self._state, self._writer
 
         def write(channel: Channel) -> None:
             channel.report_long(name, state.rank, record())
 
-        # Handed over in two steps, so that it goes behind the warnings that the marks before it put into the outbox:
+        # Handed over in two steps, so that it goes behind the warnings that earlier sync points put into the outbox:
         # once the first rank has all reports, everything that these ranks found is in the log.
-        speaker.hand(lambda _: speaker.hand(write))
+        writer.submit(lambda _: writer.submit(write))
         if not state.leads:
             return
 
         def gathered(records: Records, missing: list[int]) -> None:
             done(records, missing)
-            speaker.hand(lambda channel: channel.forget(name, list(records)))  # behind what follows: `settle_report`
+            writer.submit(lambda channel: channel.forget(name, list(records)))  # behind what follows: `settle_report`
             self._open.pop(name, None)
             self._settled.set()
 
@@ -227,7 +227,7 @@ class RollCall:
         gathering = Gathering(name, state.present, deadline, gathered, keep=True, after=[*filter(None, earlier)])
         if owed:
             self._open[name] = gathering
-        speaker.poll(gathering)
+        writer.poll(gathering)
 
     def _compare(self, records: Records) -> None:
         """Compares all reports: the first mismatch becomes a verdict, differences that may be meant become warnings."""

@@ -7,15 +7,15 @@ from dataclasses import replace
 
 from countoff.core.checks.stalled import DOING, ENDED, FOR_NCCL, judge_stall
 from countoff.core.levels import effect
+from countoff.core.messages import clip
 from countoff.core.protocol.actions import PrintWarning
 from countoff.core.protocol.records import RECORD_BYTES, Records, record_text
 from countoff.core.session.liveness import collectives, hosts, stacks
 from countoff.core.session.liveness.heartbeats import takes_part
 from countoff.core.session.state import State
 from countoff.core.session.store.channel import Channel
-from countoff.core.session.threads.speaker import Speaker
+from countoff.core.session.threads.writer import Writer
 from countoff.core.verdict import remedy_for
-from countoff.core.words import clip
 
 _GROUPS = 3
 """Process groups of which a rank reports its collectives; its record has a limit."""
@@ -33,15 +33,15 @@ class Stall:
 
     Args:
         state: This rank's state.
-        speaker: This rank's speaker.
+        writer: This rank's writer.
 
     Attributes:
         moved_at: When this rank was last seen to make progress, by `time.monotonic()`.
     """
 
-    def __init__(self, state: State, speaker: Speaker) -> None:
+    def __init__(self, state: State, writer: Writer) -> None:
         self._state = state
-        self._speaker = speaker
+        self._writer = writer
         self._progress: object = None
         self.moved_at = time.monotonic()
         self._patience = state.settings.stall_seconds
@@ -59,7 +59,7 @@ class Stall:
             if self.posted:
                 self.posted = False
                 # Not deleted: rank 0 may be about to read it.
-                self._speaker.hand(lambda channel: channel.report("stall", self._state.rank, {"moved": True}))
+                self._writer.submit(lambda channel: channel.report("stall", self._state.rank, {"moved": True}))
         elif now - self.moved_at > self._patience and not self.posted and not self._reported:
             self.posted = True
             self.post()
@@ -91,16 +91,16 @@ class Stall:
         left = RECORD_BYTES - len(record_text({**record, "inside": ""}))
         if place.inside and left >= _LEAST_INSIDE_BYTES:
             record["inside"] = clip(f"{place.framework} at {' < '.join(place.inside)}", min(_INSIDE_BYTES, left))
-        self._speaker.hand(lambda channel: channel.report("stall", state.rank, record))
+        self._writer.submit(lambda channel: channel.report("stall", state.rank, record))
         if state.leads:
-            self._speaker.hand(self._gather)
+            self._writer.submit(self._gather)
 
     def _gather(self, channel: Channel) -> None:
         state = self._state
         # A rank that has closed its guard waits for none.
         owed = [rank for rank in state.present if takes_part(channel, rank)]
         deadline = time.monotonic() + max(5.0, state.settings.stall_seconds)
-        self._speaker.gather("stall", owed, deadline, self.report, keep=True)
+        self._writer.gather("stall", owed, deadline, self.report, keep=True)
 
     def report(self, records: Records, missing: list[int]) -> None:
         """Names the ranks that have stalled, on rank 0, where no rank makes progress.

@@ -14,16 +14,16 @@ from typing import Any
 from countoff.core import constants
 from countoff.core.checks.lost import AHEAD, DIED, STOPPED, Need, is_lost, loss_of, lost_rank
 from countoff.core.ending import gloo, nccl, shutdown
-from countoff.core.protocol.records import Absence, Mark, absence_entry
+from countoff.core.protocol.records import Absence, SyncPoint, absence_entry
 from countoff.core.session.liveness import collectives, stacks
 from countoff.core.session.liveness.heartbeats import announce_signal, has_signal, takes_part
 from countoff.core.session.liveness.lifelines import Loss
 from countoff.core.session.liveness.processes import Process
 from countoff.core.session.state import State
-from countoff.core.session.store.channel import Channel, knock
+from countoff.core.session.store.channel import Channel, probe
 from countoff.core.session.threads.participation import Participation
-from countoff.core.session.threads.speaker import Speaker
 from countoff.core.session.threads.stall import Stall
+from countoff.core.session.threads.writer import Writer
 from countoff.core.verdict import Verdict
 
 LOOK_SECONDS = 0.1
@@ -47,14 +47,14 @@ class Watchdog:
 
     Args:
         participation: The guard's participation.
-        speaker: Its speaker.
+        writer: Its writer.
     """
 
-    def __init__(self, participation: Participation, speaker: Speaker) -> None:
+    def __init__(self, participation: Participation, writer: Writer) -> None:
         self.participation = participation
         self._state = participation.state
-        self._speaker = speaker
-        self._stall = Stall(participation.state, speaker)
+        self._writer = writer
+        self._stall = Stall(participation.state, writer)
         self._waiting = _Waiting(participation.state)
         self._settled: set[int] = set()
         self._asked: set[int] = set()
@@ -108,9 +108,9 @@ class Watchdog:
 
         def tell(channel: Channel) -> None:
             if takes_part(channel, loss.ranks[0]) and self._state.comparing:
-                self._speaker.append(entry, lambda: self._state.is_written(entry))(channel)
+                self._writer.append(entry, lambda: self._state.is_written(entry))(channel)
 
-        self._speaker.hand(tell)
+        self._writer.submit(tell)
 
     def _look_for_losses(self) -> None:
         """Reports a rank that is away as soon as this rank needs it (`checks.lost`)."""
@@ -135,7 +135,7 @@ class Watchdog:
             for rank, each in list(state.absences.items())
             if rank not in self._settled and not (state.finished and each.subject == DIED)
         }
-        for rank, process in list(self._speaker.link.heartbeats.neighbours.items()):
+        for rank, process in list(self._writer.session.heartbeats.neighbours.items()):
             found = "alive" if rank == state.rank or rank in self._settled else process.state()
             if found == "gone" and rank in told:
                 told[rank] = replace(told[rank], certain=True)
@@ -160,7 +160,7 @@ class Watchdog:
 
         if rank not in self._asked:
             self._asked.add(rank)
-            self._speaker.hand(settle)
+            self._writer.submit(settle)
 
     def _report_absence(self, absence: Absence) -> None:
         rank = absence.rank
@@ -168,7 +168,7 @@ class Watchdog:
             return
         self._settled.add(rank)
         # A neighbour may have ended because the store's host is gone: it was only the first to know.
-        unless = self._store_is_silent if rank in self._speaker.link.heartbeats.neighbours else lambda: False
+        unless = self._store_is_silent if rank in self._writer.session.heartbeats.neighbours else lambda: False
         if not self._accuse(loss_of(absence), unless=unless, told=rank in self._state.absences):
             self._settled.discard(rank)
 
@@ -178,7 +178,7 @@ class Watchdog:
         For a rank that is about to fail. Until then, nobody is accused once rank 0 has left: others may end with it.
         Waits half a second for the store, at most.
         """
-        neighbours = list(self._speaker.link.heartbeats.neighbours.items())
+        neighbours = list(self._writer.session.heartbeats.neighbours.items())
         gone = {rank: each for rank, each in neighbours if rank != self._state.rank and each.state() == "gone"}
         found: list[int] = []
         checked = threading.Event()
@@ -188,7 +188,7 @@ class Watchdog:
             checked.set()
 
         if gone:
-            self._speaker.hand(check)
+            self._writer.submit(check)
             checked.wait(ANSWER_SECONDS)
         return loss_of(self._absence_of(gone[found[0]])) if found else None
 
@@ -212,7 +212,7 @@ class Watchdog:
             shutdown.print_verdict(state, verdict)
         if state.observer is not None:
             state.observer.ended_by("SIGTERM")
-        state.telling.wait()
+        state.alerts.wait()
 
     def _look_a_last_time(self, deadline: float) -> None:
         """Proposes the loss of a neighbour that is gone and takes part; waits for the verdict.
@@ -222,22 +222,22 @@ class Watchdog:
         Args:
             deadline: For the verdict, by `time.monotonic()`.
         """
-        state, speaker, checked = self._state, self._speaker, threading.Event()
-        neighbours = speaker.link.heartbeats.neighbours
+        state, writer, checked = self._state, self._writer, threading.Event()
+        neighbours = writer.session.heartbeats.neighbours
 
         def gone() -> list[Process]:
             return [each for rank, each in sorted(neighbours.items()) if rank != state.rank and each.state() == "gone"]
 
         def look(channel: Channel) -> None:
             announce_signal(channel, state.rank)
-            speaker.catch_up(channel)  # a verdict of others may be there, and not here yet
-            speaker.link.heartbeats.find_neighbours(channel.whole)
+            writer.catch_up(channel)  # a verdict of others may be there, and not here yet
+            writer.session.heartbeats.find_neighbours(channel.whole)
             for process in gone():
                 if takes_part(channel, process.rank) and not has_signal(channel, process.rank):
                     state.propose(loss_of(self._absence_of(process)))
             checked.set()
 
-        speaker.hand(look)
+        writer.submit(look)
         if not checked.wait(ANSWER_SECONDS):
             if state.complete and state.end is None and (found := gone()):
                 self.participation.conclude_alone(loss_of(self._absence_of(found[0])))
@@ -246,11 +246,11 @@ class Watchdog:
 
     def _absence_of(self, process: Process) -> Absence:
         why = f"It was killed, or it crashed. {self._before_that(process.rank)}".strip()
-        subject = DIED if self._mark_beyond(process.rank) is None else AHEAD
+        subject = DIED if self._sync_point_beyond(process.rank) is None else AHEAD
         return Absence(process.rank, f"is gone (pid {process.pid})", why, subject, certain=True)
 
     def _store_is_silent(self) -> bool:
-        return knock(*self._speaker.link.store_address) == "silent"
+        return probe(*self._writer.session.store_address) == "silent"
 
     def _accuse(self, verdict: Verdict, *, unless: Callable[[], bool] = lambda: False, told: bool = False) -> bool:
         """Proposes that ranks are lost, if one of them takes part in this fit; prints it alone without a store.
@@ -271,7 +271,7 @@ class Watchdog:
                 self._state.propose(verdict)
             checked.set()
 
-        self._speaker.hand(accuse)
+        self._writer.submit(accuse)
         deadline = time.monotonic() + ANSWER_SECONDS
         while time.monotonic() < deadline and not (checked.is_set() or participation.closing.is_set()):
             if self._state.ended.wait(0.01):
@@ -284,29 +284,28 @@ class Watchdog:
         return True
 
     def _before_that(self, rank: int) -> str:
-        """What may have led to the loss of a rank: a mark that it alone has passed, or a warning that ranks differ."""
-        state, mark = self._state, self._mark_beyond(rank)
-        if mark is not None:
-            before = f"Before that it {mark.in_words}, a place that rank {state.rank} has not come to."
-            if state.steps > mark.steps:  # though it has not come so far
-                before += (
-                    f" It had applied {mark.steps} optimizer steps there, and rank {state.rank} {state.steps} before."
-                )
+        """What may have led to the loss of a rank: a sync point that it alone has passed, or a warning."""
+        state, sync_point = self._state, self._sync_point_beyond(rank)
+        if sync_point is not None:
+            before = f"Before that it {sync_point.in_words}, a place that rank {state.rank} has not come to."
+            if state.steps > sync_point.steps:  # though it has not come so far
+                steps = f"{sync_point.steps} optimizer steps"
+                before += f" It had applied {steps} there, and rank {state.rank} {state.steps} before."
             return before
         return shutdown.warned_before(state) or ""
 
-    def _mark_beyond(self, rank: int) -> Mark | None:
-        """The mark that a rank was the first to pass, and that this rank has not come to, if there is one."""
+    def _sync_point_beyond(self, rank: int) -> SyncPoint | None:
+        """The sync point that a rank was the first to pass, and that this rank has not come to, if there is one."""
         with self._state.lock:
-            mark = self._state.log.first_ahead()
-        return mark if mark is not None and mark.rank == rank else None
+            sync_point = self._state.log.first_ahead()
+        return sync_point if sync_point is not None and sync_point.rank == rank else None
 
     def _look_at_store(self) -> None:
-        link = self._speaker.link
-        since = link.busy_since
-        # A host that is gone is found by the keepalive of the listener's connection. This store's host is there.
+        session = self._writer.session
+        since = session.busy_since
+        # A host that is gone is found by the keepalive of the reader's connection. This store's host is there.
         patience = max(self._state.settings.lost_seconds, self._state.settings.stall_seconds)
-        if since and link.connected and time.monotonic() - max(since, self._stall.moved_at) > patience:
+        if since and session.connected and time.monotonic() - max(since, self._stall.moved_at) > patience:
             why = f"Neither the store nor this rank has made progress for {patience:.0f} s."
             self.participation.conclude_alone(lost_rank(0, "or whoever hosts the job's store does not answer", why))
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from countoff.core import Settings, constants
-from countoff.core.alerts import sinks, telling
+from countoff.core.alerts import alerts, sinks
+from countoff.core.alerts.alerts import Alerts, wait_for_all
 from countoff.core.alerts.notifications import Notifications, NotTold
 from countoff.core.alerts.sinks import GROUP
-from countoff.core.alerts.telling import Telling, wait_for_all
 from countoff.core.finding import Finding
 from countoff.core.verdict import Verdict
 from countoff.core.waiting import until
@@ -46,7 +46,7 @@ def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(autouse=True)
 def _new_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing has been sent yet."""
-    monkeypatch.setattr(telling, "addressed", set[tuple[int, str]]())
+    monkeypatch.setattr(alerts, "addressed", set[tuple[int, str]]())
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def say_nothing(line: str) -> None:
 
 
 def tell(
-    one: Telling,
+    one: Alerts,
     claim: Callable[[], bool] = always,
     say: Callable[[str], object] = say_nothing,
     *,
@@ -101,7 +101,7 @@ def install(monkeypatch: pytest.MonkeyPatch, target: str) -> None:
 def test_the_user_the_log_and_the_container_are_told(pod: Path, caplog: pytest.LogCaptureFixture) -> None:
     listener = Listener()
     tell(
-        Telling(
+        Alerts(
             Settings(verdict_file="/v.json", trace_dir="/t", on_finding=listener),
         )
     )
@@ -116,18 +116,18 @@ def test_the_user_the_log_and_the_container_are_told(pod: Path, caplog: pytest.L
 
 def test_others_tell_nobody(pod: Path, caplog: pytest.LogCaptureFixture) -> None:
     listener = Listener()
-    tell(Telling(Settings(on_finding=listener)), never, for_host=False)
+    tell(Alerts(Settings(on_finding=listener)), never, for_host=False)
     assert (listener.told, pod.read_text(), caplog.records) == ([], "", [])
 
 
 def test_a_rank_that_has_nobody_to_tell_claims_nothing() -> None:
-    tell(Telling(Settings()), lambda: pytest.fail("there is nobody to tell"))
+    tell(Alerts(Settings()), lambda: pytest.fail("there is nobody to tell"))
 
 
 def test_each_warning_is_told_and_never_in_the_containers_log(pod: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The termination log has what ended a container."""
     listener = Listener()
-    one = Telling(Settings(verdict_file="/v.json", on_finding=listener))
+    one = Alerts(Settings(verdict_file="/v.json", on_finding=listener))
     for kind in ("Stalled", "SameOrder"):
         one.warn(Verdict(kind, "something."), say_nothing)
     wait_until(lambda: len(listener.told) == 2 and len(caplog.records) == 2)
@@ -142,12 +142,12 @@ def test_each_warning_is_told_and_never_in_the_containers_log(pod: Path, caplog:
 
 def test_a_rank_that_is_not_to_tell_leaves_function_and_addresses_alone(sent: list[str]) -> None:
     listener = Listener()
-    tell(Telling(Settings(notify=ADDRESS, on_finding=listener)), never)
+    tell(Alerts(Settings(notify=ADDRESS, on_finding=listener)), never)
     assert (listener.told, sent) == ([], [])
 
 
 def test_a_store_that_ends_holds_nothing_up(pod: Path) -> None:
-    one = Telling(Settings(on_finding=Listener()))
+    one = Alerts(Settings(on_finding=Listener()))
     with pytest.raises(OSError, match="gone"):
         tell(one, lambda: fail(OSError("gone")))  # pyright: ignore[reportArgumentType]
     assert pod.read_text("utf-8").startswith("countoff: LostRank")
@@ -162,7 +162,7 @@ def test_the_end_of_a_fit_waits_for_its_warnings() -> None:
         go_on.wait(20)
         told.append(finding.kind)
 
-    one = Telling(Settings(on_finding=end_the_fit))
+    one = Alerts(Settings(on_finding=end_the_fit))
     one.warn(Verdict("Stalled", "something."), say_nothing)
     threading.Timer(0.2, go_on.set).start()
     one.close()
@@ -174,7 +174,7 @@ def test_addresses_get_a_kind_of_warning_once_in_a_process(sent: list[str]) -> N
     """A program may fit a thousand times."""
     listener = Listener()
     for verdict in (Verdict("Stalled", "a."), Verdict("Stalled", "b.")):
-        Telling(Settings(notify=ADDRESS, on_finding=listener)).warn(verdict, say_nothing)
+        Alerts(Settings(notify=ADDRESS, on_finding=listener)).warn(verdict, say_nothing)
     wait_until(lambda: len(listener.told) == 2 and sent)
     assert sent == ["countoff: Stalled: a."]
 
@@ -182,9 +182,9 @@ def test_addresses_get_a_kind_of_warning_once_in_a_process(sent: list[str]) -> N
 def test_an_installed_package_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is loaded when there is a finding, and not sooner."""
     told: list[Finding] = []
-    monkeypatch.setattr(telling, "told_of_test", told.append, raising=False)
-    install(monkeypatch, "countoff.core.alerts.telling:told_of_test")
-    tell(Telling(Settings()))
+    monkeypatch.setattr(alerts, "told_of_test", told.append, raising=False)
+    install(monkeypatch, "countoff.core.alerts.alerts:told_of_test")
+    tell(Alerts(Settings()))
     assert [finding.kind for finding in told] == ["LostRank"]
 
 
@@ -192,7 +192,7 @@ def test_an_installed_package_that_cannot_be_imported_is_one_line(monkeypatch: p
     install(monkeypatch, "no_such_package:tell")
     said: list[str] = []
     listener = Listener()
-    tell(Telling(Settings(on_finding=listener)), say=said.append)
+    tell(Alerts(Settings(on_finding=listener)), say=said.append)
     assert said == ["pager of countoff.findings raised ModuleNotFoundError, and was not told of LostRank"]
     assert len(listener.told) == 1
 
@@ -203,7 +203,7 @@ def test_a_process_that_starts_no_thread_any_more_tells_all_the_same(
     """As in a function of atexit in Python 3.12."""
     listener = Listener()
     monkeypatch.setattr(threading.Thread, "start", lambda _: fail(RuntimeError("can't create new thread")))
-    tell(Telling(Settings(on_finding=listener)))
+    tell(Alerts(Settings(on_finding=listener)))
     assert len(listener.told) == 1
     assert pod.read_text("utf-8").startswith("countoff: LostRank")
 
@@ -211,9 +211,9 @@ def test_a_process_that_starts_no_thread_any_more_tells_all_the_same(
 def test_one_that_hangs_holds_no_other_back_and_the_end_not_for_longer(
     pod: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(telling, "TELL_SECONDS", 0.3)
+    monkeypatch.setattr(alerts, "NOTIFY_SECONDS", 0.3)
     released = threading.Event()
-    one = Telling(Settings(on_finding=Listener(released.wait)))
+    one = Alerts(Settings(on_finding=Listener(released.wait)))
     begun = time.monotonic()
     tell(one)
     assert time.monotonic() - begun >= 0.3
@@ -223,7 +223,7 @@ def test_one_that_hangs_holds_no_other_back_and_the_end_not_for_longer(
 
 def test_the_wait_begins_before_the_verdict_is_printed() -> None:
     """A slow file system may take as long as the main thread waits for the printing."""
-    one = Telling(Settings())
+    one = Alerts(Settings())
     one.wait()  # nothing is expected
     one.expect()
     waiting = threading.Thread(target=one.wait)
@@ -237,7 +237,7 @@ def test_the_wait_begins_before_the_verdict_is_printed() -> None:
 def test_the_end_of_a_process_waits_for_all_its_guards() -> None:
     released = threading.Event()
     listener = Listener(released.wait)
-    one, other = Telling(Settings(on_finding=listener)), Telling(Settings())
+    one, other = Alerts(Settings(on_finding=listener)), Alerts(Settings())
     for each in (one, other):
         each.expect()
         each.tell(VERDICT, for_host=False, claim=always, say=say_nothing)
@@ -259,10 +259,10 @@ def test_a_function_that_fails_is_one_line_without_a_secret(error: BaseException
         raise error
 
     begun = time.monotonic()
-    tell(Telling(Settings(on_finding=page)), say=said.append)
+    tell(Alerts(Settings(on_finding=page)), say=said.append)
     [line] = said
     assert line.endswith(f".page raised {type(error).__name__}, and was not told of LostRank")
-    assert time.monotonic() - begun < telling.TELL_SECONDS
+    assert time.monotonic() - begun < alerts.NOTIFY_SECONDS
 
 
 @pytest.mark.parametrize(
@@ -277,7 +277,7 @@ def test_a_failure_of_an_address_is_one_debug_line_without_a_secret(
 ) -> None:
     monkeypatch.setattr(Notifications, "tell", lambda _, finding: fail(error))
     with caplog.at_level(logging.DEBUG, "countoff"):
-        tell(Telling(Settings(notify=ADDRESS)), for_host=False)
+        tell(Alerts(Settings(notify=ADDRESS)), for_host=False)
     assert caplog.messages == [said]
 
 
@@ -287,5 +287,5 @@ def test_without_a_handler_python_prints_nothing(capfd: pytest.CaptureFixture[st
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(log, "propagate", False)  # pytest's own handlers are above it
         assert [type(handler) for handler in log.handlers] == [logging.NullHandler]
-        tell(Telling(Settings()))
+        tell(Alerts(Settings()))
     assert capfd.readouterr() == ("", "")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from countoff._adapter.words import EVEN, STOP, Words, data_remedies, uneven_remedies
+from countoff._adapter.messages import EVEN, STOP, Messages, data_remedies, uneven_remedies
 from countoff.core import Verdict
 from countoff.core.arithmetic.plan import BatchPlan
 from countoff.core.checks.horizon import Stepping
 from countoff.core.checks.resume import AGAIN, POSITION, RATE
 from countoff.core.checks.short import RESUMED
 
-__all__ = ["WORDS", "with_remedy"]
+__all__ = ["MESSAGES", "with_remedy"]
 
 _OPTION = "Countoff({})"
 _RIGHT_LENGTH = "make len(loader) one rank's number of batches"
@@ -21,7 +21,7 @@ _EQUAL_LENGTHS = (
     "DistributedSampler of Lightning's."
 )
 
-WORDS = Words(
+MESSAGES = Messages(
     framework="Lightning",
     length_of="Lightning",
     option=_OPTION,

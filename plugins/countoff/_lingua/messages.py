@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from countoff._adapter.words import READS_BY_DP_RANK, Words, data_remedies
+from countoff._adapter.messages import READS_BY_DP_RANK, Messages, data_remedies
 
-__all__ = ["WORDS"]
+__all__ = ["MESSAGES"]
 
 _OPTION = "Countoff(..., {})"
 _NO_END = "lingua's loader has no end and no length"
 
-WORDS = Words(
+MESSAGES = Messages(
     framework="lingua",
     length_of="lingua",
     option=_OPTION,

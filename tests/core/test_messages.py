@@ -2,7 +2,7 @@
 
 import pytest
 
-from countoff.core.words import nearest
+from countoff.core.messages import nearest
 
 
 @pytest.mark.parametrize(

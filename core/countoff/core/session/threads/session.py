@@ -22,7 +22,7 @@ _PROMPT_SECONDS = 0.05
 _SLOW_SECONDS = 0.25
 
 
-class Link:
+class Session:
     """What the guards of one process share, from the rendezvous on.
 
     Args:
@@ -36,7 +36,7 @@ class Link:
         heartbeats: Those of this rank and of others.
         read: Entries of the log read so far; the next one is entry number `read`.
         lock: Held while an entry is received, so that its effects are there once `read` has grown.
-        connected: Whether the speaker has a connection to the store.
+        connected: Whether the writer has a connection to the store.
         busy_since: When the job under way began, by `time.monotonic()`; 0 between two jobs.
         last_turn_seconds: How long the last job took.
         store_address: Address and port at which the store was reached.
@@ -58,13 +58,13 @@ class Link:
         self.early: dict[int, list[Mapping[str, Any]]] = {}
 
     def await_next(self) -> int:
-        """Returns the index of the next entry, for which the listener is about to wait."""
+        """Returns the index of the next entry, for which the reader is about to wait."""
         with self.lock:
             self._awaited = self.read
             return self.read
 
     def arrived(self) -> None:
-        """The listener waits for no entry any more: it has one, or has lost the store."""
+        """The reader waits for no entry any more: it has one, or has lost the store."""
         with self.lock:
             self._awaited = None
 
@@ -72,7 +72,7 @@ class Link:
     def passed(self) -> int:
         """Entries of the log that this rank needs no more, so that others may delete them: `read`, or fewer.
 
-        The listener may still wait for one that this rank has received already, by its speaker. It would wait for ever
+        The reader may still wait for one that this rank has received already, by its writer. It would wait for ever
         if that one were deleted.
         """
         with self.lock:
@@ -127,7 +127,7 @@ class Link:
 
     @property
     def prompt(self) -> bool:
-        """Whether the store answers at once: no job has been under way for longer than a mark may wait."""
+        """Whether the store answers at once: no job has been under way for longer than a sync point may wait."""
         since = self.busy_since
         return since == 0.0 or time.monotonic() - since < _PROMPT_SECONDS
 

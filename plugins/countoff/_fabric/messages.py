@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from countoff._adapter.words import EVEN, LOCAL_STEPS, Words, data_remedies, uneven_remedies
+from countoff._adapter.messages import EVEN, LOCAL_STEPS, Messages, data_remedies, uneven_remedies
 from countoff.core.checks.resume import AGAIN, RATE
 
-__all__ = ["WORDS"]
+__all__ = ["MESSAGES"]
 
 _OPTION = "Countoff(fabric, {})"
 
-WORDS = Words(
+MESSAGES = Messages(
     framework="Fabric",
     option=_OPTION,
     remedies={

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from countoff._adapter.words import READS_BY_DP_RANK, Words, data_remedies
+from countoff._adapter.messages import READS_BY_DP_RANK, Messages, data_remedies
 
-__all__ = ["WORDS"]
+__all__ = ["MESSAGES"]
 
 _OPTION = "Countoff(trainer, {})"
 _NO_LENGTH = "TorchTitan asks no loader for its length"
 _NO_COMMON_END = "TorchTitan's ranks cannot be made even"
 
-WORDS = Words(
+MESSAGES = Messages(
     framework="TorchTitan",
     length_of="TorchTitan",
     option=_OPTION,

@@ -17,18 +17,18 @@ from countoff.core.finding import Finding
 from countoff.core.settings import Settings
 from countoff.core.verdict import Verdict
 
-__all__ = ["TELL_SECONDS", "Telling", "addressed", "wait_for_all"]
+__all__ = ["NOTIFY_SECONDS", "Alerts", "addressed", "wait_for_all"]
 
 _log = logging.getLogger("countoff")
-TELL_SECONDS = 5.0
+NOTIFY_SECONDS = 5.0
 """For so long at most, the end of a process waits until the sinks are told."""
 _THREAD = "countoff alert"
-_all: weakref.WeakSet[Telling] = weakref.WeakSet()
+_all: weakref.WeakSet[Alerts] = weakref.WeakSet()
 addressed: set[tuple[int, str]] = set()
 """The kinds of which a process, by its pid, has sent a warning to the addresses. A program may fit a thousand times."""
 
 
-class Telling:
+class Alerts:
     """Tells of one guard's findings.
 
     Args:
@@ -53,7 +53,7 @@ class Telling:
 
     def expect(self) -> None:
         """Lets `wait` wait: a verdict is about to be printed, and to be told then."""
-        self._until = time.monotonic() + TELL_SECONDS
+        self._until = time.monotonic() + NOTIFY_SECONDS
 
     def tell(
         self, verdict: Verdict, *, for_host: bool, claim: Callable[[], bool], say: Callable[[str], object]
@@ -95,15 +95,15 @@ class Telling:
         self._warning += _on_a_thread(begin)  # to look for entry points takes some tens of milliseconds
 
     def close(self) -> None:
-        """Waits until the sinks are told of all warnings, for `TELL_SECONDS` at most."""
+        """Waits until the sinks are told of all warnings, for `NOTIFY_SECONDS` at most."""
         if threading.current_thread().name == _THREAD:
             return  # a function of the user's ends the fit: what waits for it must not be waited for
-        until = time.monotonic() + TELL_SECONDS
+        until = time.monotonic() + NOTIFY_SECONDS
         for thread in self._warning:
             thread.join(max(0.0, until - time.monotonic()))
 
     def wait(self) -> None:
-        """Waits until the sinks are told of the verdict, if there is one, for `TELL_SECONDS` at most."""
+        """Waits until the sinks are told of the verdict, if there is one, for `NOTIFY_SECONDS` at most."""
         self._told.wait(max(0.0, self._until - time.monotonic()))
 
     def _finding(self, verdict: Verdict, level: Literal["error", "warning"]) -> Finding:
@@ -156,6 +156,6 @@ def _on_a_thread(target: Callable[[], None]) -> list[threading.Thread]:
 
 
 def wait_for_all() -> None:
-    """Waits as `Telling.wait` does, for all guards of this process."""
+    """Waits as `Alerts.wait` does, for all guards of this process."""
     for each in list(_all):
         each.wait()

@@ -15,7 +15,7 @@ from countoff.core.checks.streams import LENGTHS, STREAMING
 from countoff.core.checks.weights import GRADIENTS, OUTSIDE
 from countoff.core.verdict import Remedies
 
-__all__ = ["EVEN", "LOCAL_STEPS", "READS_BY_DP_RANK", "STOP", "Words", "data_remedies", "uneven_remedies"]
+__all__ = ["EVEN", "LOCAL_STEPS", "READS_BY_DP_RANK", "STOP", "Messages", "data_remedies", "uneven_remedies"]
 
 STOP = "uneven_train='stop'"
 """The option that lets a job with uneven loaders go on."""
@@ -37,7 +37,7 @@ LOCAL_STEPS = {
 
 
 @dataclass(frozen=True)
-class Words:
+class Messages:
     """What one adapter says, and which kinds of verdict it cannot report.
 
     Attributes:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from countoff._accelerate.words import launch_remedy
-from countoff._adapter.words import EVEN, Words, data_remedies, uneven_remedies
+from countoff._accelerate.messages import launch_remedy
+from countoff._adapter.messages import EVEN, Messages, data_remedies, uneven_remedies
 from countoff.core.checks.horizon import Stepping
 from countoff.core.checks.resume import AGAIN, POSITION, RATE
 
-__all__ = ["WORDS", "why_equal_lengths"]
+__all__ = ["MESSAGES", "why_equal_lengths"]
 
 _OPTION = "Countoff({})"
 _ONLY_DATA_RANKS = "the Trainer itself gives every process its share, and its callbacks get no mesh"
 
-WORDS = Words(
+MESSAGES = Messages(
     framework="transformers",
     length_of="the Trainer",
     option=_OPTION,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from countoff._adapter.words import EVEN, LOCAL_STEPS, Words, data_remedies, uneven_remedies
+from countoff._adapter.messages import EVEN, LOCAL_STEPS, Messages, data_remedies, uneven_remedies
 from countoff.core.checks.framework import CUT_BATCHES, STEPS
 from countoff.core.checks.resume import AGAIN, ISSUED, POSITION, RATE
 
-__all__ = ["TICKS", "WORDS", "launch_remedy"]
+__all__ = ["MESSAGES", "TICKS", "launch_remedy"]
 
 _OPTION = "Countoff(..., {})"
 TICKS = "accelerator.prepare() makes each scheduler.step() step the scheduler once per process."
@@ -25,7 +25,7 @@ def launch_remedy(*, on_cpus: str) -> str:
     )
 
 
-WORDS = Words(
+MESSAGES = Messages(
     framework="Accelerate",
     option=_OPTION,
     remedies={

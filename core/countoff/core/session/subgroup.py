@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Part"]
+__all__ = ["Subgroup"]
 
 
 @dataclass(frozen=True)
-class Part:
+class Subgroup:
     """The ranks that one guard compares, where these are not all ranks of the job.
 
     Attributes:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from countoff._adapter.words import EVEN, LOCAL_STEPS, Words, data_remedies, uneven_remedies
+from countoff._adapter.messages import EVEN, LOCAL_STEPS, Messages, data_remedies, uneven_remedies
 
-__all__ = ["WORDS"]
+__all__ = ["MESSAGES"]
 
 _OPTION = "Countoff(..., {})"
 
-WORDS = Words(
+MESSAGES = Messages(
     framework="PyTorch",
     option=_OPTION,
     remedies={

@@ -1,6 +1,6 @@
-"""The speaker of one guard: all that it writes to the store, so that the training thread never has to.
+"""The writer of one guard: all that it writes to the store, so that the training thread never has to.
 
-One thread carries out the jobs of all speakers of a process, in the order in which they were handed over
+One thread carries out the jobs of all writers of a process, in the order in which they were handed over
 (`process_threads.ProcessThreads`).
 """
 
@@ -20,15 +20,15 @@ from countoff.core.session.liveness.heartbeats import say_goodbye
 from countoff.core.session.state import State
 from countoff.core.session.store.agreement import Agreement
 from countoff.core.session.store.gathering import Gathering, Pollable
-from countoff.core.session.threads.link import Link
+from countoff.core.session.threads.session import Session
 from countoff.core.verdict import at_hosts
 from countoff.core.waiting import first_pause
 
 if TYPE_CHECKING:
     from countoff.core.session.store.channel import Channel
 
-MARK_SECONDS = 0.05
-"""The longest that a mark may hold up training, whatever the store does."""
+SYNC_SECONDS = 0.05
+"""The longest that a sync point may hold up training, whatever the store does."""
 _POLL_SECONDS = 0.005
 _LONGEST_POLL_SECONDS = 0.32
 _DOUBLINGS = 9
@@ -58,7 +58,7 @@ class _Pace:
         return max(0.0, self._next - time.monotonic())
 
 
-class Speaker:
+class Writer:
     """Carries out a guard's actions and jobs, one after the other. All `channel` arguments are the guard's.
 
     Args:
@@ -67,7 +67,7 @@ class Speaker:
 
     Attributes:
         number: Number of the guard.
-        link: What the guards of this process share; one of its own until the guard has met the other ranks.
+        session: What the guards of this process share; one of its own until the guard has met the other ranks.
         drained: Set once the last job is done: the one before `hand(None)`, and what that has handed over.
     """
 
@@ -80,14 +80,14 @@ class Speaker:
         self._slow: dict[Pollable, _Pace] = {}
         self._ending = False
         self.drained = threading.Event()
-        self.join(Link(state.rank, state.ranks))
+        self.join(Session(state.rank, state.ranks))
 
-    def join(self, link: Link) -> None:
+    def join(self, session: Session) -> None:
         """Shares a link with the other guards of this process from here on."""
-        self.link = link
-        link.register(self.number, self.state)
+        self.session = session
+        session.register(self.number, self.state)
 
-    def hand(self, job: Job | None) -> None:
+    def submit(self, job: Job | None) -> None:
         """Queues a job, behind the actions in the outbox; None is the end, after the jobs before it and theirs."""
         self.state.outbox.put(job)
 
@@ -105,7 +105,7 @@ class Speaker:
             self._polls = 0
             self._first_pause = first_pause(self.state.ranks[-1] + 1) if awaited else _POLL_SECONDS
 
-        self.hand(begin)
+        self.submit(begin)
 
     def poll_every(self, pollable: Pollable, seconds: float) -> None:
         """Queues something to be looked at once per so many seconds until it is done: nobody waits for it.
@@ -114,7 +114,7 @@ class Speaker:
             pollable: It.
             seconds: The seconds between two looks.
         """
-        self.hand(lambda _: self._slow.setdefault(pollable, _Pace(seconds)))
+        self.submit(lambda _: self._slow.setdefault(pollable, _Pace(seconds)))
 
     def gather(
         self,
@@ -140,7 +140,7 @@ class Speaker:
             for key in left:
                 channel.delete(key)
 
-        self.hand(delete)
+        self.submit(delete)
 
     def catch_up_now(self, worth_waiting: Callable[[], bool]) -> None:
         """Receives what the log holds by now, and waits until what follows from it is done.
@@ -152,9 +152,9 @@ class Speaker:
 
         def catch_up(channel: Channel) -> None:
             self.catch_up(channel)
-            self.hand(lambda _: done.set())
+            self.submit(lambda _: done.set())
 
-        self.hand(catch_up)
+        self.submit(catch_up)
         while not done.wait(0.02) and worth_waiting():
             pass
 
@@ -163,28 +163,28 @@ class Speaker:
         addressed = {**entry, "guard": self.number}
 
         def job(channel: Channel) -> None:
-            link, log = self.link, channel.whole
+            session, log = self.session, channel.whole
             while True:
-                with link.lock:  # an entry that the listener is receiving has then had its effects
+                with session.lock:  # an entry that the reader is receiving has then had its effects
                     if redundant() or self.state.end is not None:
                         return
-                    index = link.read
-                standing = log.claim(f"log/{index}", addressed)
-                link.receive(index, standing)
-                if standing == addressed:
+                    index = session.read
+                logged = log.compare_and_set(f"log/{index}", addressed)
+                session.receive(index, logged)
+                if logged == addressed:
                     return
 
         return job
 
     def catch_up(self, channel: Channel) -> None:
-        """Receives what the log holds by now, without waiting for the listener. Runs on the speaker thread."""
-        link, log = self.link, channel.whole
-        while self.state.end is None and log.has(f"log/{(index := link.read)}"):
-            link.receive(index, log.get(f"log/{index}"))
+        """Receives what the log holds by now, without waiting for the reader. Runs on the writer thread."""
+        session, log = self.session, channel.whole
+        while self.state.end is None and log.has(f"log/{(index := session.read)}"):
+            session.receive(index, log.get(f"log/{index}"))
 
     def read_log(self) -> None:
         """Queues a job that receives what the log holds by then."""
-        self.hand(self.catch_up)
+        self.submit(self.catch_up)
 
     def write(
         self,
@@ -193,7 +193,7 @@ class Speaker:
         hold: float = 0.0,
         agreement: Agreement | None = None,
     ) -> None:
-        """Appends to the log. With `hold` it also waits, but never longer than `MARK_SECONDS` in all.
+        """Appends to the log. With `hold` it also waits, but never longer than `SYNC_SECONDS` in all.
 
         Args:
             entry: The entry.
@@ -201,7 +201,7 @@ class Speaker:
             hold: Seconds to wait after that, so that a peer's objection arrives before the next collective.
             agreement: The agreement of all ranks with the entry, which ends that wait; None where a rank is missing.
         """
-        done, append, waits = threading.Event(), self.append(entry, redundant), hold > 0 and self.link.prompt
+        done, append, waits = threading.Event(), self.append(entry, redundant), hold > 0 and self.session.prompt
 
         def job(channel: Channel) -> None:
             append(channel)
@@ -211,9 +211,9 @@ class Speaker:
                 self.wait_for_objection(channel, agreement, time.monotonic() + hold)
             done.set()
 
-        self.hand(job)
+        self.submit(job)
         if waits:
-            done.wait(MARK_SECONDS)
+            done.wait(SYNC_SECONDS)
 
     def wait_for_objection(self, channel: Channel, agreement: Agreement | None, deadline: float) -> None:
         """Waits until a verdict arrives or is to be written, all ranks agree, or the time is over."""
@@ -229,16 +229,16 @@ class Speaker:
     def say_goodbye(self) -> threading.Event:
         """Tells the others that this rank closes the guard; returns an event that is set once none waits for it.
 
-        Where its fit has not ended, the log must hold a goodbye, which ends the listeners' waits. The first one does,
+        Where its fit has not ended, the log must hold a goodbye, which ends the readers' waits. The first one does,
         whoever writes it, and so does rank 0's, with which the store may go. So rank 0 says goodbye in the log also
         where its fit has ended.
         """
         state, told = self.state, threading.Event()
-        self.hand(lambda channel: (say_goodbye(channel, state.rank), told.set()))
+        self.submit(lambda channel: (say_goodbye(channel, state.rank), told.set()))
         if state.finished and state.leads:
-            self.hand(self.append({**goodbye_entry(state.rank), "ended": True}))
+            self.submit(self.append({**goodbye_entry(state.rank), "ended": True}))
         elif not state.finished:
-            self.hand(self.append(goodbye_entry(state.rank), lambda: not state.leads and state.left is not None))
+            self.submit(self.append(goodbye_entry(state.rank), lambda: not state.leads and state.left is not None))
         return told
 
     def turn(self, channel: Channel) -> None:
@@ -257,7 +257,7 @@ class Speaker:
             outbox.put(None)  # behind what the jobs before it have handed over
 
     def look(self, channel: Channel) -> None:
-        """Looks at what is polled, unless there is a job: marks first, and verdicts."""
+        """Looks at what is polled, unless there is a job: sync points first, and verdicts."""
         for pollable in list(self.pending):
             if not self.state.outbox.empty():
                 return
@@ -317,7 +317,7 @@ class Speaker:
                 reports = channel.reports(key, state.ranks)
                 entry = {**entry, "at": max(record["batches"] for record in reports.values())}
                 self.forget([key])
-                self.hand(lambda channel: channel.forget(key, state.ranks))
+                self.submit(lambda channel: channel.forget(key, state.ranks))
             self.append(entry)(channel)  # all ranks may be waiting for it
         state.added(action, time.monotonic() - began)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from countoff._adapter.words import Words, data_remedies, uneven_remedies
+from countoff._adapter.messages import Messages, data_remedies, uneven_remedies
 from countoff.core import Verdict
 from countoff.core.arithmetic.plan import BatchPlan
 from countoff.core.checks.even import TRUNCATED
@@ -12,7 +12,7 @@ from countoff.core.checks.horizon import Stepping
 from countoff.core.checks.resume import AGAIN, POSITION, RATE
 
 __all__ = [
-    "WORDS",
+    "MESSAGES",
     "consequences",
     "consequences_in_evaluation",
     "equal_for_interval",
@@ -30,7 +30,7 @@ _EQUAL_LENGTHS = (
 _ACCEPTED = "if you accept the loss, give a number that every rank has: Trainer(train_subset_num_batches=N)"
 _RIGHT_LENGTH = "make len(loader) one rank's number of batches (of a StreamingDataset the length, not the size)"
 
-WORDS = Words(
+MESSAGES = Messages(
     framework="Composer",
     option=_OPTION,
     remedies={

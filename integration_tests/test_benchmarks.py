@@ -62,7 +62,7 @@ def test_simulated_ranks_write_whole_traces(tmp_path):
     assert {fit.clock_ahead for fit in run.fits.values()} == {0.0, 0.25}
     odd, usual = facts.classes_of(run)
     assert (odd.ranks, odd.reasons, len(usual.ranks)) == ((5,), ("slow loader in train epoch 0",), 15)
-    assert facts.partings_of(run) == []
+    assert facts.first_divergences(run) == []
     table = facts.counts_of(run)
     cells = [(str(row.key), cell.batches, cell.steps) for row in table.rows for cell in row.cells if cell]
     assert table.classes == (tuple(range(16)),)

@@ -33,10 +33,10 @@ def test_an_uneven_job_shows_its_verdict_and_where_the_counts_part(run_ranks: An
     assert first.ranks == (1,)
     assert sorted(rank for each in rest for rank in each.ranks) == [0, 2]
     assert "named by the verdict" in first.reasons
-    (parting,) = facts.partings_of(run)
-    assert parting.groups[0][0] == 4
-    assert 1 in parting.groups[0][1]
-    assert parting.groups[-1][0] == 5
+    (divergence,) = facts.first_divergences(run)
+    assert divergence.groups[0][0] == 4
+    assert 1 in divergence.groups[0][1]
+    assert divergence.groups[-1][0] == 5
     assert any("loops.py" in frame for _, _, frames in facts.stacks_of(run) for frame in frames)
     assert re.search(r'<pre class="bad"><span class="lines">countoff: UnevenBatches: ', page)
     assert re.search(
@@ -83,6 +83,6 @@ def test_a_healthy_job_has_all_its_spans_in_one_column(run_ranks: Any, tmp_path:
     assert table.classes == ((0, 1),)
     epochs = [cell.batches for row in table.rows for cell in row.cells if cell and "epoch" in row.key.name]
     assert epochs[0] == 10
-    assert not any(any(row.odd) for row in table.rows)
-    assert facts.partings_of(run) == []
+    assert not any(any(row.outlier) for row in table.rows)
+    assert facts.first_divergences(run) == []
     assert ">Finished: 4 epochs, 2 ranks, " in page

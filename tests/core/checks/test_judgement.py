@@ -9,7 +9,7 @@ from countoff.core.checks import judge
 from countoff.core.checks.lost import lost_rank
 from countoff.core.checks.uneven import EVALUATION, WHO_EVALUATES
 from countoff.core.protocol.records import SyncPoint, verdict_from_json, verdict_to_json
-from countoff.core.protocol.rows import odd_ranks, ranks_behind
+from countoff.core.protocol.rows import outlier_ranks, ranks_behind
 from countoff.core.protocol.rule import Divergence
 from countoff.core.verdict import Remedies, Verdict, remedy_for
 
@@ -184,7 +184,7 @@ def test_a_remedy_travels_as_a_whole_or_not_at_all() -> None:
 )
 def test_odd_ranks_are_the_side_that_stays_smaller(sides: list[bool | None], odd: tuple[int, ...]) -> None:
     """The odd ranks are the side that stays the smaller whatever the undecided do; else there are none."""
-    assert odd_ranks([{"rank": rank, "side": side} for rank, side in enumerate(sides)]) == odd
+    assert outlier_ranks([{"rank": rank, "side": side} for rank, side in enumerate(sides)]) == odd
 
 
 def test_ranks_behind_are_in_the_same_span_at_no_later_batch() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from countoff.core.checks import judge
 from countoff.core.checks.check import FitStart
-from countoff.core.checks.learning_rates import LearningRateCheck, odd_rates, rate_mismatch, with_rates
+from countoff.core.checks.learning_rates import LearningRateCheck, outlier_rates, rate_mismatch, with_rates
 from countoff.core.ending.table import publish_table, with_table
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.rates import RateLog, parse_rates
@@ -188,7 +188,7 @@ def test_a_rank_remembers_its_rates_at_the_last_points() -> None:
 )
 def test_the_ranks_beside_the_majority_are_odd(rates: list[float | None], odd: tuple[int, ...]) -> None:
     rows = {rank: {"rates": None if rate is None else [rate]} for rank, rate in enumerate(rates)}
-    assert odd_rates(rows) == odd
+    assert outlier_rates(rows) == odd
 
 
 def test_the_table_has_as_few_digits_as_tell_the_rates_apart() -> None:

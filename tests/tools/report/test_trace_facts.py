@@ -149,16 +149,16 @@ def test_a_long_pause_in_a_ranks_own_code_is_told_of_the_span_it_was_in(tmp_path
         writer.close("train epoch 0")
         writer.save()
     train, evaluation = facts.paces_of(run_of(tmp_path))
-    assert (train.paused, train.pause_seconds, train.pause_is_odd) == (2, 40, True)
-    assert (evaluation.paused, evaluation.pause_seconds, evaluation.pause_is_odd) == (0, 3, False)
+    assert (train.paused, train.pause_seconds, train.pause_is_outlier) == (2, 40, True)
+    assert (evaluation.paused, evaluation.pause_seconds, evaluation.pause_is_outlier) == (0, 3, False)
 
 
 def test_counts_part_where_one_rank_has_closed_with_fewer(tmp_path: Path) -> None:
     run = span_of(tmp_path, {0: 90, 1: None, 2: None})
-    (parting,) = facts.partings_of(run)
-    assert (parting.time, parting.groups) == (BEGAN + 5, ((90, (0,)), (99, (1, 2))))
+    (divergence,) = facts.first_divergences(run)
+    assert (divergence.time, divergence.groups) == (BEGAN + 5, ((90, (0,)), (99, (1, 2))))
     assert (
-        parting.sentence
+        divergence.sentence
         == "the ranks' counts begin to differ in train epoch 0: rank 0: 90 batches; ranks 1, 2: 99 batches"
     )
 
@@ -179,16 +179,16 @@ def _out_of_data(directory: Path, why: str) -> Run:
 
 def test_a_batch_that_is_only_fetched_parts_counts_where_data_ran_out(tmp_path: Path) -> None:
     run = _out_of_data(tmp_path, "exhausted")
-    (parting,) = facts.partings_of(run)
-    assert parting.groups == ((10, (1,)), (11, (0,)))
-    assert parting.sentence.endswith(": rank 1: 10 batches; rank 0: 11 fetched batches")
+    (divergence,) = facts.first_divergences(run)
+    assert divergence.groups == ((10, (1,)), (11, (0,)))
+    assert divergence.sentence.endswith(": rank 1: 10 batches; rank 0: 11 fetched batches")
     (row,) = facts.counts_of(run).rows
     assert sorted((cell.batches, cell.fetched or 0) for cell in row.cells if cell) == [(10, 0), (10, 11)]
-    assert row.odd == (True, True)
+    assert row.outlier == (True, True)
 
 
 def test_a_batch_that_is_fetched_beyond_a_limit_does_not_part_counts(tmp_path: Path) -> None:
-    assert facts.partings_of(_out_of_data(tmp_path, "stopped")) == []
+    assert facts.first_divergences(_out_of_data(tmp_path, "stopped")) == []
 
 
 def test_a_span_that_nobody_has_closed_took_as_long_as_is_known_at_least(tmp_path: Path) -> None:
@@ -214,27 +214,27 @@ def test_counts_part_at_a_verdict_in_what_ranks_had_fetched(tmp_path: Path) -> N
         writer.time += 1
         writer.line("verdict", verdict=example_traces.verdict(rows=rows, time=BEGAN + 5.5))
         writer.save()
-    (parting,) = facts.partings_of(run_of(tmp_path))
-    assert (parting.time, parting.groups) == (BEGAN + 5.5, ((18, (2,)), (19, (0, 1, 3, 4, 5, 6, 7))))
-    assert parting.sentence.endswith(": rank 2: 18 fetched batches; ranks 0, 1, 3–7: 19 fetched batches")
+    (divergence,) = facts.first_divergences(run_of(tmp_path))
+    assert (divergence.time, divergence.groups) == (BEGAN + 5.5, ((18, (2,)), (19, (0, 1, 3, 4, 5, 6, 7))))
+    assert divergence.sentence.endswith(": rank 2: 18 fetched batches; ranks 0, 1, 3–7: 19 fetched batches")
     table = facts.counts_of(run_of(tmp_path))
     assert table.classes == ((2,), (0, 1, 3, 4, 5, 6, 7))
     assert [cell and (cell.batches, cell.fetched) for cell in table.rows[0].cells] == [(18, 18), (18, 19)]
-    assert table.rows[0].odd == (True, False)
+    assert table.rows[0].outlier == (True, False)
     assert cells_of(counts_table(table))[1][1:] == ["≠ 18 batches, 17 steps", "18 batches, 17 steps, 19 fetched"]
 
 
 def test_counts_of_a_span_that_nobody_has_closed_do_not_part(tmp_path: Path) -> None:
-    assert facts.partings_of(span_of(tmp_path, {0: None, 1: None})) == []
+    assert facts.first_divergences(span_of(tmp_path, {0: None, 1: None})) == []
 
 
 def test_a_rank_that_is_still_behind_does_not_part(tmp_path: Path) -> None:
-    assert facts.partings_of(span_of(tmp_path, {0: 100, 1: 100, 2: None})) == []
+    assert facts.first_divergences(span_of(tmp_path, {0: 100, 1: 100, 2: None})) == []
 
 
 def test_steps_part_where_batches_do_not(tmp_path: Path) -> None:
-    (parting,) = facts.partings_of(span_of(tmp_path, {0: 10, 1: 10, 2: 10}, steps={1: 8}))
-    assert (parting.noun, parting.groups) == ("step", ((8, (1,)), (9, (0, 2))))
+    (divergence,) = facts.first_divergences(span_of(tmp_path, {0: 10, 1: 10, 2: 10}, steps={1: 8}))
+    assert (divergence.noun, divergence.groups) == ("step", ((8, (1,)), (9, (0, 2))))
 
 
 def exits_of(directory: Path, whys: dict[int, tuple[int, str]]) -> Run:
@@ -251,20 +251,20 @@ def exits_of(directory: Path, whys: dict[int, tuple[int, str]]) -> Run:
 
 def test_ranks_that_a_signal_has_stopped_do_not_part(tmp_path: Path) -> None:
     run = exits_of(tmp_path, {0: (500, "exited"), 1: (500, "exited"), 2: (500, "exited"), 3: (501, "exited")})
-    assert facts.partings_of(run) == []
+    assert facts.first_divergences(run) == []
     assert not any(each.reasons for each in facts.classes_of(run))
-    assert facts.counts_of(run).rows[0].odd == (False, False)
+    assert facts.counts_of(run).rows[0].outlier == (False, False)
 
 
 def test_a_rank_that_exits_parts_from_one_that_does_not(tmp_path: Path) -> None:
     whys = {0: (90, "exhausted"), 1: (95, "exited"), 2: (96, "exited"), 3: (96, "exited")}
     run = exits_of(tmp_path / "a", whys)
-    (parting,) = facts.partings_of(run)
-    assert parting.groups == ((90, (0,)), (95, (1,)), (96, (2, 3)))
+    (divergence,) = facts.first_divergences(run)
+    assert divergence.groups == ((90, (0,)), (95, (1,)), (96, (2, 3)))
     assert facts.classes_of(run)[0].ranks == (0,)
     assert [each.reasons for each in facts.classes_of(run)] == [("other counts",), (), ()]
     run = exits_of(tmp_path / "b", {0: (500, "exited"), 1: (501, "exited"), 2: (520, ""), 3: (500, "exited")})
-    assert [parting.groups[0] for parting in facts.partings_of(run)] == [(500, (0, 3))]
+    assert [divergence.groups[0] for divergence in facts.first_divergences(run)] == [(500, (0, 3))]
     assert [each.ranks for each in facts.classes_of(run) if each.reasons] == [(2,)]
 
 
@@ -273,17 +273,17 @@ def test_odd_cells_are_marked_and_their_column_comes_first(tmp_path: Path) -> No
     assert table.classes == ((2,), (0, 1, 3))
     (row,) = table.rows
     assert [cell and cell.batches for cell in row.cells] == [9, 10]
-    assert row.odd == (True, False)
+    assert row.outlier == (True, False)
 
 
 def test_ranks_that_closed_with_fewer_than_others_go_on_with_are_odd(tmp_path: Path) -> None:
     table = facts.counts_of(span_of(tmp_path, {0: 80, 1: 80, 2: 90, 3: None, 4: None, 5: None, 6: None}))
-    odd = [ranks for ranks, odd in zip(table.classes, table.rows[0].odd, strict=True) if odd]
-    assert odd == [(0, 1), (2,)]
+    outlier = [ranks for ranks, outlier in zip(table.classes, table.rows[0].outlier, strict=True) if outlier]
+    assert outlier == [(0, 1), (2,)]
 
 
 def test_where_two_sides_differ_both_are_marked(tmp_path: Path) -> None:
-    assert facts.counts_of(span_of(tmp_path, {0: 10, 1: 11})).rows[0].odd == (True, True)
+    assert facts.counts_of(span_of(tmp_path, {0: 10, 1: 11})).rows[0].outlier == (True, True)
 
 
 def test_a_span_that_only_some_ranks_have_is_not_odd(tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ def test_a_span_that_only_some_ranks_have_is_not_odd(tmp_path: Path) -> None:
     table = facts.counts_of(run_of(tmp_path))
     assert table.classes == ((0,), (1, 2))
     assert table.rows[1].cells[1] is None
-    assert not any(table.rows[1].odd)
+    assert not any(table.rows[1].outlier)
 
 
 def different_plans(directory: Path, **begin: Any) -> Run:
@@ -586,7 +586,7 @@ def test_what_even_ranks_have_left_is_no_difference(tmp_path: Path) -> None:
         writer.line("end", how="finished")
         writer.save()
     run = run_of(tmp_path)
-    assert facts.counts_of(run).rows[0].odd == (False, False)
+    assert facts.counts_of(run).rows[0].outlier == (False, False)
     assert not any(each.reasons for each in facts.classes_of(run))
 
 
@@ -633,7 +633,7 @@ def test_the_table_of_who_is_slow_marks_what_is_worth_a_look(tmp_path: Path) -> 
     train, evaluation = ([cell.text for cell in row] for row in table.rows)
     assert [column.name for column in table.columns][4:6] == ["waited longest for its loader", "it waited"]
     assert (train[0], train[4:7]) == ("train epoch 0", ["rank 2", "36 s ≠", "1.2 s"])
-    assert [cell.text for row in table.rows for cell in row if cell.is_odd] == ["36 s ≠"]
+    assert [cell.text for row in table.rows for cell in row if cell.is_outlier] == ["36 s ≠"]
     assert evaluation[4:7] == ["–", "–", "–"]
     assert {cell.hint for cell in table.rows[1][4:7]} == {"not measured"}
 

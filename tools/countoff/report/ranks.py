@@ -24,10 +24,10 @@ def ranks_by(values: Mapping[int, V]) -> dict[V, tuple[int, ...]]:
     return {value: tuple(ranks) for value, ranks in groups.items()}
 
 
-def odd_ranks(values: Mapping[int, Hashable]) -> set[int]:
+def outlier_ranks(values: Mapping[int, Hashable]) -> set[int]:
     """The ranks that have another value than most; all ranks where no value is the most common one.
 
-    >>> odd_ranks({0: 9, 1: 9, 2: 8}), odd_ranks({0: 9, 1: 8}), odd_ranks({0: 9, 1: 9})
+    >>> outlier_ranks({0: 9, 1: 9, 2: 8}), outlier_ranks({0: 9, 1: 8}), outlier_ranks({0: 9, 1: 9})
     ({2}, {0, 1}, set())
     """
     common = Counter(values.values()).most_common(2)

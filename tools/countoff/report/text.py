@@ -98,7 +98,7 @@ def _table(table: Table) -> Iterator[Text | RichTable]:
     for column in table.columns:
         shown.add_column(Text(column.name), overflow="fold")
     for row in table.rows[:_MOST]:
-        shown.add_row(*(Text(cell.text, style=_ODD if cell.is_odd else "") for cell in row))
+        shown.add_row(*(Text(cell.text, style=_ODD if cell.is_outlier else "") for cell in row))
     yield shown
     if len(table.rows) > _MOST:
         yield _plain(f"… and {len(table.rows) - _MOST} more")

@@ -31,7 +31,7 @@ __all__ = [
     "base_mismatch",
     "judge_rates",
     "judge_schedules",
-    "odd_rates",
+    "outlier_rates",
     "with_rates",
 ]
 
@@ -409,15 +409,15 @@ def rates_in_words(groups: Sequence[Sequence[float]]) -> list[str] | None:
     return None
 
 
-def odd_rates(rows: Mapping[int, Mapping[str, Any]]) -> tuple[int, ...]:
+def outlier_rates(rows: Mapping[int, Mapping[str, Any]]) -> tuple[int, ...]:
     """The ranks whose learning rates are not those of the majority; none where more than half do not agree.
 
     Args:
         rows: One row per rank that answered, by rank; its `rates` are None for a rank that has not been there.
 
-    >>> odd_rates({0: {"rates": [0.1]}, 1: {"rates": [0.2]}, 2: {"rates": [0.1]}})
+    >>> outlier_rates({0: {"rates": [0.1]}, 1: {"rates": [0.2]}, 2: {"rates": [0.1]}})
     (1,)
-    >>> odd_rates({0: {"rates": [0.1]}, 1: {"rates": [0.2]}})
+    >>> outlier_rates({0: {"rates": [0.1]}, 1: {"rates": [0.2]}})
     ()
     """
     known = {rank: str(line["rates"]) for rank, line in rows.items() if line.get("rates")}

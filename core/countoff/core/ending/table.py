@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from countoff.core.checks.learning_rates import odd_rates, with_rates
+from countoff.core.checks.learning_rates import outlier_rates, with_rates
 from countoff.core.checks.lost import AHEAD, DIED, raised
 from countoff.core.ending import shutdown
 from countoff.core.messages import clip, count_of, listed
 from countoff.core.protocol.failures import Failure, alike, told_as_one
 from countoff.core.protocol.rates import parse_rates
 from countoff.core.protocol.records import Records, parse_count, parse_standing, ranks_from_json, ranks_to_json
-from countoff.core.protocol.rows import odd_ranks, ranks_behind
+from countoff.core.protocol.rows import outlier_ranks, ranks_behind
 from countoff.core.protocol.step_log import Apart, first_apart
 from countoff.core.session.liveness import hosts, stacks
 from countoff.core.session.state import FAIL_SECONDS, State
@@ -156,10 +156,10 @@ def publish_table(channel: Channel, verdict: Verdict, rows: Records, *, complete
     if verdict.point:
         rows = {rank: {**line, "rates": parse_rates(line)} for rank, line in rows.items()}
     disputed = verdict.sync_index >= 0
-    odd = odd_ranks(rows.values()) if disputed else odd_rates(rows) if verdict.point else ()
+    outlier = outlier_ranks(rows.values()) if disputed else outlier_rates(rows) if verdict.point else ()
     behind = ranks_behind(rows, verdict.ranks[0]) if disputed and verdict.ranks else ()
-    named = odd or verdict.ranks
-    if verdict.point and not odd:  # two ranks of a dispute in which no side is the larger one
+    named = outlier or verdict.ranks
+    if verdict.point and not outlier:  # two ranks of a dispute in which no side is the larger one
         named = tuple(rank for rank in sorted(rows) if rows[rank].get("rates")) or named
     groups = _groups(verdict, rows)
     if groups:
@@ -178,7 +178,7 @@ def publish_table(channel: Channel, verdict: Verdict, rows: Records, *, complete
         **ranks_to_json(named, "odd"),
         "rows": len(rows),
         "lines": len(lines),
-        "standing": "out of step" if odd else verdict.standing,
+        "standing": "out of step" if outlier else verdict.standing,
         "behind": list(behind[:8]),
         "spread": spread if complete and 0 <= spread < _MOST_SPREAD_SECONDS else None,
         "groups": len(groups),

@@ -21,7 +21,7 @@ def row(rank: int, span: SpanCounters | None, steps: int, state: str) -> dict[st
     return {"rank": rank, "where": where, "batches": started, "fetched": fetched, "steps": steps, "state": state}
 
 
-def odd_ranks(rows: Iterable[Mapping[str, Any]]) -> tuple[int, ...]:
+def outlier_ranks(rows: Iterable[Mapping[str, Any]]) -> tuple[int, ...]:
     """The ranks in the minority: of those that agree with the disputed sync point and those that do not, the fewer.
 
     Args:
@@ -30,7 +30,7 @@ def odd_ranks(rows: Iterable[Mapping[str, Any]]) -> tuple[int, ...]:
     Returns:
         The ranks; none where either side could still become the minority.
 
-    >>> odd_ranks([{"rank": rank, "side": rank == 2} for rank in range(4)])
+    >>> outlier_ranks([{"rank": rank, "side": rank == 2} for rank in range(4)])
     (2,)
     """
     sides = {int(line["rank"]): line.get("side") for line in rows}

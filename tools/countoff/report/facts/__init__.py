@@ -4,7 +4,7 @@ They find what is worth a look, and accuse nobody: only a verdict does.
 """
 
 from countoff.report.facts.classes import classes_of
-from countoff.report.facts.counts import counts_of, partings_of
+from countoff.report.facts.counts import counts_of, first_divergences
 from countoff.report.facts.paces import hosts_of, paces_of
 from countoff.report.facts.plans import plan_differences_of, totals_of
 from countoff.report.facts.stacks import stacks_of
@@ -17,6 +17,7 @@ __all__ = [
     "counts_of",
     "document",
     "facts_of",
+    "first_divergences",
     "heading",
     "headline",
     "hosts_of",
@@ -24,7 +25,6 @@ __all__ = [
     "messages_of",
     "one_line",
     "paces_of",
-    "partings_of",
     "plan_differences_of",
     "stacks_of",
     "stall_of",

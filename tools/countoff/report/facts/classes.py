@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 from countoff.core.messages import count_of
 from countoff.core.trace.format import SILENT_SECONDS
-from countoff.report.facts.counts import closed_counts, odd_counts
+from countoff.report.facts.counts import closed_counts, outlier_counts
 from countoff.report.facts.paces import slow_loaders
 from countoff.report.facts.parts import NONE, Cell, Column, Table
 from countoff.report.facts.rates import ranks_with_other_rates
 from countoff.report.facts.spans import Key, spans_of
 from countoff.report.facts.stalls import waited_for
 from countoff.report.model import Fit, Run
-from countoff.report.ranks import label_of, odd_ranks, ranks_by
+from countoff.report.ranks import label_of, outlier_ranks, ranks_by
 from countoff.report.words import duration
 
 
@@ -37,7 +37,7 @@ class RankClass:
 
 
 def classes_of(run: Run) -> list[RankClass]:
-    """Sorts ranks into classes that behaved alike: the odd ones first, most ranks last.
+    """Sorts ranks into classes that behaved alike: the outliers first, most ranks last.
 
     Ranks behave alike if they have counted the same, ended the same way, and were in the same kind of place at a stall.
     Those that are slow or named by the verdict are apart. Ranks that have left no trace are a class.
@@ -64,7 +64,7 @@ def _reasons(run: Run) -> dict[int, tuple[str, ...]]:
     verdict, end = run.verdict, run.end
     for rank in verdict.named if verdict and len(verdict.named) < run.world_size else ():
         found[rank].append("named by the verdict")
-    for rank in odd_ranks({rank: fit.ending and fit.ending.how for rank, fit in run.fits.items()}):
+    for rank in outlier_ranks({rank: fit.ending and fit.ending.how for rank, fit in run.fits.items()}):
         ending = run.fits[rank].ending
         found[rank].append(f"end: {ending.how}" if ending else "no end")
     for rank, fit in run.fits.items():
@@ -72,7 +72,7 @@ def _reasons(run: Run) -> dict[int, tuple[str, ...]]:
         if fit.ending is None and fit.open and end - fit.last > SILENT_SECONDS:
             found[rank].append("silent before the others")
     spans = spans_of(run)
-    for rank in sorted({rank for table in spans.values() for rank in odd_counts(table)}):
+    for rank in sorted({rank for table in spans.values() for rank in outlier_counts(table)}):
         found[rank].append("other counts")
     for rank in sorted(ranks_with_other_rates(run)):
         found[rank].append("other learning rates")
@@ -82,7 +82,7 @@ def _reasons(run: Run) -> dict[int, tuple[str, ...]]:
     waited = waited_for(run)
     for rank in waited:
         found[rank].append("the others wait for it")
-    for rank in odd_ranks(states).intersection(waited or states):  # those that wait for another one are not odd
+    for rank in outlier_ranks(states).intersection(waited or states):  # those that wait for another one are not odd
         found[rank].append(f"last seen in {run.fits[rank].stacks[-1].state or 'an unknown place'}")
     slow: defaultdict[int, list[Key]] = defaultdict(list)
     for key, table in spans.items():
@@ -110,13 +110,13 @@ def class_row(run: Run, ranks: RankClass) -> list[Cell]:
     """One class in that table."""
     hosts = [host for host in ranks.hosts if host]
     place = f"{hosts[0]} … {hosts[-1]} ({len(hosts)})" if len(hosts) > 2 else ", ".join(hosts)
-    odd = "; ".join(ranks.reasons)
+    outlier = "; ".join(ranks.reasons)
     fit = ranks.fit
     waited = Cell(duration(sum(span.loader_seconds for span in fit.spans))) if fit and fit.spans else NONE
     return [
         Cell(label_of(ranks.ranks)),
         Cell(place or "–"),
-        Cell(odd or "–", is_odd=bool(odd)),
+        Cell(outlier or "–", is_outlier=bool(outlier)),
         Cell(_reached(fit) if fit else "–"),
         waited,
         Cell(_ended(run, fit) if fit else "–"),

@@ -11,7 +11,7 @@ from countoff.core.messages import count_of, names_of
 from countoff.report.facts.parts import NONE, Cell, Column, Table
 from countoff.report.facts.spans import Key, spans_of
 from countoff.report.model import Run, Span
-from countoff.report.ranks import odd_ranks, ranks_by, ranks_in
+from countoff.report.ranks import outlier_ranks, ranks_by, ranks_in
 
 _MOST_CLASSES = 24
 """Columns of the table."""
@@ -45,12 +45,12 @@ class CountsRow:
     Attributes:
         key: The span.
         cells: What each class has counted; None if it has no such span, or nothing is known of it but that it began.
-        odd: Whether the cell differs from what most ranks have counted.
+        outlier: Whether the cell differs from what most ranks have counted.
     """
 
     key: Key
     cells: tuple[Counts | None, ...]
-    odd: tuple[bool, ...]
+    outlier: tuple[bool, ...]
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class CountsTable:
 
 
 @dataclass(frozen=True)
-class Parting:
+class FirstDivergence:
     """A place where the counts of ranks part.
 
     Attributes:
@@ -113,30 +113,32 @@ def counts_of(run: Run) -> CountsTable:
             for rank in run.fits
         }
     )
-    odd = {key: odd_counts(table) for key, table in spans.items()}
-    if (parting := _parting_of_verdict(run)) is not None:
-        odd[parting.key] |= odd_ranks({rank: number for number, ranks in parting.groups for rank in ranks})
-    odd_cells = Counter(rank for ranks in odd.values() for rank in ranks)
-    classes = sorted(groups.values(), key=lambda ranks: (-odd_cells[ranks[0]], ranks))
+    outlier = {key: outlier_counts(table) for key, table in spans.items()}
+    if (divergence := _divergence_of_verdict(run)) is not None:
+        outlier[divergence.key] |= outlier_ranks(
+            {rank: number for number, ranks in divergence.groups for rank in ranks}
+        )
+    outlier_cells = Counter(rank for ranks in outlier.values() for rank in ranks)
+    classes = sorted(groups.values(), key=lambda ranks: (-outlier_cells[ranks[0]], ranks))
     rows: list[CountsRow] = []
     for key, table in spans.items():
         firsts = [ranks[0] for ranks in classes]
         cells = tuple(_least_counts([table[rank] for rank in ranks if rank in table]) for ranks in classes)
-        rows.append(CountsRow(key, cells, tuple(rank in odd[key] for rank in firsts)))
+        rows.append(CountsRow(key, cells, tuple(rank in outlier[key] for rank in firsts)))
     return CountsTable(tuple(classes), tuple(rows))
 
 
 def counts_table(counts: CountsTable) -> Table:
     """The counts as a table."""
     columns = [Column("span"), *(Column(names_of(ranks), is_number=True) for ranks in counts.classes[:_MOST_CLASSES])]
-    rows = [[Cell(str(row.key)), *map(_cell, row.cells[:_MOST_CLASSES], row.odd)] for row in counts.known_rows]
+    rows = [[Cell(str(row.key)), *map(_cell, row.cells[:_MOST_CLASSES], row.outlier)] for row in counts.known_rows]
     note = "Steps are those of the whole training. ≠: not as with most ranks. ≥: the rank may have counted more."
     if len(counts.classes) > _MOST_CLASSES:
         note += f" {_MOST_CLASSES} of {len(counts.classes)} classes of ranks, the odd ones first."
     return Table(columns, rows, "Counts", note)
 
 
-def _cell(counts: Counts | None, odd: bool) -> Cell:
+def _cell(counts: Counts | None, outlier: bool) -> Cell:
     if counts is None:
         return NONE
     fetched = counts.fetched if counts.fetched != counts.batches else None
@@ -144,10 +146,10 @@ def _cell(counts: Counts | None, odd: bool) -> Cell:
     said = [count_of(counts.batches, "batch"), count_of(counts.steps, "step")]
     said += [f"{number:,} {what}" for number, what in more if number]
     at_least = not counts.closed and counts.fetched is None
-    return Cell(f"{'≠ ' if odd else ''}{'≥ ' if at_least else ''}{', '.join(said)}", odd)
+    return Cell(f"{'≠ ' if outlier else ''}{'≥ ' if at_least else ''}{', '.join(said)}", outlier)
 
 
-def partings_of(run: Run) -> list[Parting]:
+def first_divergences(run: Run) -> list[FirstDivergence]:
     """Where the counts of ranks begin to differ, the first place first.
 
     They differ in a span that ranks have closed after different numbers of batches, or of steps, and where one has read
@@ -155,7 +157,7 @@ def partings_of(run: Run) -> list[Parting]:
     then it is what each had fetched that differs. Ranks that exit are not compared with each other: each is wherever a
     signal has reached it.
     """
-    found: list[Parting] = []
+    found: list[FirstDivergence] = []
     for key, spans in spans_of(run).items():
         known = _comparable(spans)
         if all(span.why == "exited" for span in known.values()):
@@ -165,16 +167,16 @@ def partings_of(run: Run) -> list[Parting]:
         steps = _by_number({rank: span.steps for rank, span in known.items() if span.end is not None})
         if len(batches) > 1:
             fetched = frozenset(rank for rank, span in known.items() if _read(spans, span) > span.batches)
-            found.append(Parting(min(ends), key, "batch", batches, fetched))
+            found.append(FirstDivergence(min(ends), key, "batch", batches, fetched))
         elif len(steps) > 1 and any(span.why not in ("", "exited") for span in known.values()):
-            found.append(Parting(min(ends), key, "step", steps))
-    at_verdict = _parting_of_verdict(run)
-    if at_verdict is not None and at_verdict.key not in {parting.key for parting in found}:
+            found.append(FirstDivergence(min(ends), key, "step", steps))
+    at_verdict = _divergence_of_verdict(run)
+    if at_verdict is not None and at_verdict.key not in {divergence.key for divergence in found}:
         found.append(at_verdict)
-    return sorted(found, key=lambda parting: parting.time)
+    return sorted(found, key=lambda divergence: divergence.time)
 
 
-def _parting_of_verdict(run: Run) -> Parting | None:
+def _divergence_of_verdict(run: Run) -> FirstDivergence | None:
     """Where ranks had fetched different numbers of batches in a span that none has closed, by the verdict's table."""
     verdict = run.verdict
     if verdict is None or verdict.kind != "UnevenBatches" or not verdict.rows:
@@ -190,7 +192,7 @@ def _parting_of_verdict(run: Run) -> Parting | None:
     groups = _by_number(fetched)
     if not keys or len(groups) < 2:
         return None
-    return Parting(min(max(verdict.time, run.begin), run.end), keys[-1], "batch", groups, frozenset(fetched))
+    return FirstDivergence(min(max(verdict.time, run.begin), run.end), keys[-1], "batch", groups, frozenset(fetched))
 
 
 def _closed(spans: Mapping[int, Span]) -> bool:
@@ -202,7 +204,7 @@ def _by_number(numbers: Mapping[int, int]) -> tuple[tuple[int, tuple[int, ...]],
     return tuple(sorted(ranks_by(numbers).items()))
 
 
-def odd_counts(spans: Mapping[int, Span]) -> set[int]:
+def outlier_counts(spans: Mapping[int, Span]) -> set[int]:
     """The ranks that have trained on other numbers of batches, or taken other numbers of steps, in a span than most.
 
     What is left in a loader, or was repeated, may differ: where ranks are made even, that is how they stay even.
@@ -210,14 +212,14 @@ def odd_counts(spans: Mapping[int, Span]) -> set[int]:
     closed = {rank: (span.batches, span.steps) for rank, span in spans.items() if span.end is not None}
     whole = {found for rank, found in closed.items() if spans[rank].why != "exited"}
     # Ranks that exit are not compared with each other: those that are like no rank that has not, count as the same.
-    odd = odd_ranks({rank: found if found in whole else None for rank, found in closed.items()})
+    outlier = outlier_ranks({rank: found if found in whole else None for rank, found in closed.items()})
     known = _comparable(spans)
     least = min((span.batches for span in known.values()), default=0)
     whole_least = any(span.batches == least and span.why != "exited" for span in known.values())
     compared = {
         rank: _read(spans, span) > least and (whole_least or span.why != "exited") for rank, span in known.items()
     }
-    return odd | odd_ranks(compared)
+    return outlier | outlier_ranks(compared)
 
 
 def _comparable(spans: Mapping[int, Span]) -> dict[int, Span]:

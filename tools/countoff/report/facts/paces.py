@@ -38,7 +38,7 @@ class Pace:
         slow: Ranks that waited clearly longer than most.
         paused: The rank with the longest pause in its own code or its loader, not in a collective; None without one.
         pause_seconds: Seconds of that pause.
-        pause_is_odd: Whether it is clearly longer than the longest ones of most ranks.
+        pause_is_outlier: Whether it is clearly longer than the longest ones of most ranks.
     """
 
     key: Key
@@ -54,7 +54,7 @@ class Pace:
     slow: tuple[int, ...]
     paused: int | None
     pause_seconds: float
-    pause_is_odd: bool
+    pause_is_outlier: bool
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def _pace(run: Run, key: Key, spans: Mapping[int, Span], pauses: Mapping[int, fl
         slow=slow_loaders(spans),
         paused=longest if paused[longest] else None,
         pause_seconds=paused[longest],
-        pause_is_odd=len(spans) > 1 and paused[longest] > _clearly_longer(spans, list(paused.values())),
+        pause_is_outlier=len(spans) > 1 and paused[longest] > _clearly_longer(spans, list(paused.values())),
     )
 
 
@@ -148,7 +148,7 @@ def _cells(pace: Pace) -> Iterator[Cell]:
     yield NONE if pace.last is None else Cell(f"rank {pace.last}")
     if pace.measured:
         yield Cell(f"rank {pace.waited}") if pace.waited_seconds else NONE
-        yield Cell(duration(pace.waited_seconds) + (" ≠" if pace.slow else ""), is_odd=bool(pace.slow))
+        yield Cell(duration(pace.waited_seconds) + (" ≠" if pace.slow else ""), is_outlier=bool(pace.slow))
         yield Cell(duration(pace.median_seconds))
     else:
         yield from 3 * [Cell("–", hint="not measured")]
@@ -156,7 +156,7 @@ def _cells(pace: Pace) -> Iterator[Cell]:
         yield NONE
     else:
         text = f"rank {pace.paused}: {duration(pace.pause_seconds)}"
-        yield Cell(text + (" ≠" if pace.pause_is_odd else ""), is_odd=pace.pause_is_odd)
+        yield Cell(text + (" ≠" if pace.pause_is_outlier else ""), is_outlier=pace.pause_is_outlier)
 
 
 def hosts_table(hosts: Iterable[HostPace]) -> Table:

@@ -19,12 +19,12 @@ class Cell(NamedTuple):
 
     Attributes:
         text: What is in it.
-        is_odd: Whether it is worth a look.
+        is_outlier: Whether it is worth a look.
         hint: More about it.
     """
 
     text: str
-    is_odd: bool = False
+    is_outlier: bool = False
     hint: str = ""
 
 

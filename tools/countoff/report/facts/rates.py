@@ -15,7 +15,7 @@ from countoff.core.messages import names_of, number_of
 from countoff.core.verdict import Verdict
 from countoff.report.facts.parts import NONE, Cell, Column, Curve, Lines, Part, RateLine, Table
 from countoff.report.model import Fit, Run, Tick
-from countoff.report.ranks import odd_ranks, ranks_by, ranks_in
+from countoff.report.ranks import outlier_ranks, ranks_by, ranks_in
 from countoff.report.words import number
 
 _MOST_RATES, _MOST_POINTS = 8, 300
@@ -72,10 +72,10 @@ def rates_table(run: Run) -> Table:
     """The learning rates of each group of ranks where they differ first and last; no rows where they never do."""
     marks = _differing_sync_points(run)
     shown = list(dict.fromkeys([min(marks), max(marks)])) if marks else []
-    odd = {mark: odd_ranks(marks[mark]) for mark in shown}
+    outlier = {mark: outlier_ranks(marks[mark]) for mark in shown}
     columns = [Column("ranks"), *(Column(mark.words, is_number=True) for mark in shown)]
     rows = [
-        [Cell(names_of(ranks)), *(_cell(marks[mark].get(ranks[0]), ranks[0] in odd[mark]) for mark in shown)]
+        [Cell(names_of(ranks)), *(_cell(marks[mark].get(ranks[0]), ranks[0] in outlier[mark]) for mark in shown)]
         for ranks in _groups(marks)
     ]
     return Table(columns, rows, "The ranks' learning rates differ")
@@ -83,14 +83,14 @@ def rates_table(run: Run) -> Table:
 
 def ranks_with_other_rates(run: Run) -> set[int]:
     """The ranks that had other learning rates than most somewhere."""
-    return {rank for rates in _differing_sync_points(run).values() for rank in odd_ranks(rates)}
+    return {rank for rates in _differing_sync_points(run).values() for rank in outlier_ranks(rates)}
 
 
-def _cell(rates: Rates | None, odd: bool) -> Cell:
+def _cell(rates: Rates | None, outlier: bool) -> Cell:
     if rates is None:
         return NONE
     words = ", ".join(number_of(rate, _DIGITS) for rate in rates[:_MOST_RATES])
-    return Cell(f"≠ {words}" if odd else words, odd)
+    return Cell(f"≠ {words}" if outlier else words, outlier)
 
 
 def _groups(marks: Mapping[Mark, Mapping[int, Rates]]) -> list[tuple[int, ...]]:

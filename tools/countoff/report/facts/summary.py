@@ -116,7 +116,7 @@ def _slow(run: Run) -> Iterator[str]:
         shares = {rank: _loader_share(run.fits[rank]) for rank in slow}
         rank = max(shares, key=lambda rank: shares[rank])
         yield f"rank {rank} waited {shares[rank]:.0%} of the time for its loader".replace("%", " %")
-    if paused := [pace for pace in paces if pace.pause_is_odd]:
+    if paused := [pace for pace in paces if pace.pause_is_outlier]:
         longest = max(paused, key=lambda pace: pace.pause_seconds)
         yield f"rank {longest.paused} paused for {duration(longest.pause_seconds)} in its own code"
 

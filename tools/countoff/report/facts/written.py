@@ -13,7 +13,7 @@ from countoff.core import formats
 from countoff.core.messages import names_of
 from countoff.core.verdict import Verdict
 from countoff.report.facts.classes import RankClass, classes_of, classes_table
-from countoff.report.facts.counts import CountsTable, counts_of, counts_table, partings_of
+from countoff.report.facts.counts import CountsTable, counts_of, counts_table, first_divergences
 from countoff.report.facts.paces import Pace, hosts_of, hosts_table, paces_of, slow_table
 from countoff.report.facts.parts import Fact, Lines, Part, Stack
 from countoff.report.facts.plans import plan_differences_of, plans_table, totals_of, totals_table
@@ -82,7 +82,7 @@ def facts_of(trace: Trace, run: Run) -> list[Fact]:
         Fact("verdict", verdict_or_none(run.verdict)),
         Fact("warnings", [warning.to_dict() for warning in run.warnings]),
         _missing(run),
-        _partings(run),
+        _divergences(run),
         _ranks(run, classes),
         _spans(run, paces),
         _hosts(run, paces),
@@ -106,17 +106,17 @@ def _missing(run: Run) -> Fact:
     return Fact("missing", run.missing, [Lines([said])] if said else [])
 
 
-def _partings(run: Run) -> Fact:
-    found = partings_of(run)
+def _divergences(run: Run) -> Fact:
+    found = first_divergences(run)
     value = [
         {
-            "span": str(parting.key),
-            "counts": parting.noun,
-            "groups": [{"count": count, "ranks": ranks} for count, ranks in parting.groups],
+            "span": str(divergence.key),
+            "counts": divergence.noun,
+            "groups": [{"count": count, "ranks": ranks} for count, ranks in divergence.groups],
         }
-        for parting in found
+        for divergence in found
     ]
-    said = [f"{clock(parting.time)} UTC: {parting.sentence}" for parting in found]
+    said = [f"{clock(divergence.time)} UTC: {divergence.sentence}" for divergence in found]
     return Fact("partings", value, [Lines(said)] if said else [])
 
 
@@ -153,14 +153,14 @@ def _spans(run: Run, paces: Sequence[Pace]) -> Fact:
 def _span(pace: Pace, counts: CountsTable, place: int) -> dict[str, Any]:
     """Who was slow in a span, and what each class of ranks has counted there."""
     row = counts.rows[place]
-    cells = zip(counts.classes, row.cells, row.odd, strict=True)
+    cells = zip(counts.classes, row.cells, row.outlier, strict=True)
     loader = {
         "rank": pace.waited,
         "seconds": pace.waited_seconds,
         "median_seconds": pace.median_seconds,
         "slow": pace.slow,
     }
-    pause = {"rank": pace.paused, "seconds": pace.pause_seconds, "odd": pace.pause_is_odd}
+    pause = {"rank": pace.paused, "seconds": pace.pause_seconds, "odd": pace.pause_is_outlier}
     return {
         "span": str(pace.key),
         "evaluation": pace.is_evaluation,
@@ -170,7 +170,9 @@ def _span(pace: Pace, counts: CountsTable, place: int) -> dict[str, Any]:
         "last": pace.last,
         "loader": loader if pace.measured else None,
         "pause": None if pace.paused is None else pause,
-        "counts": [{"ranks": ranks, **cell._asdict(), "odd": odd} for ranks, cell, odd in cells if cell is not None],
+        "counts": [
+            {"ranks": ranks, **cell._asdict(), "odd": outlier} for ranks, cell, outlier in cells if cell is not None
+        ],
     }
 
 

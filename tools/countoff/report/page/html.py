@@ -61,8 +61,8 @@ def render(trace: Trace) -> str:
     runs = trace.runs[-_MOST["runs"] :]
     axis = TimeAxis(runs)
     lanes = lanes_of(Trace(trace.directories, runs), axis)
-    partings = [parting for run in runs for parting in facts.partings_of(run)][: _MOST["partings"]]
-    numbers = [(each.time, " ≠ ".join(f"{number:,}" for number, _ in each.groups[:3])) for each in partings]
+    divergences = [divergence for run in runs for divergence in facts.first_divergences(run)][: _MOST["partings"]]
+    numbers = [(each.time, " ≠ ".join(f"{number:,}" for number, _ in each.groups[:3])) for each in divergences]
     return _template().render(
         title=facts.headline(trace),
         heading=facts.heading(trace),
@@ -73,11 +73,11 @@ def render(trace: Trace) -> str:
         last=runs[-1],
         lanes=lanes,
         lane_height=26 if len(lanes) <= 16 else 18 if len(lanes) <= 64 else 13,
-        legend=_legend(lanes, partings=bool(partings), gaps=bool(axis.gaps)),
+        legend=_legend(lanes, divergences=bool(divergences), gaps=bool(axis.gaps)),
         axis=axis,
         times=axis.times(),
         below=list(apart([*axis.labels(numbers), *axis.gap_labels()])),
-        partings=[axis.place(each.time) for each in partings],
+        divergences=[axis.place(each.time) for each in divergences],
         by_class=runs[-1].world_size > MOST_LANES,
         words=_WORDS,
         most=_MOST,
@@ -106,12 +106,12 @@ def _percent(value: float) -> str:
     return f"{value:.2f}".rstrip("0").rstrip(".") + "%"
 
 
-def _legend(lanes: list[Lane], *, partings: bool, gaps: bool) -> list[tuple[str, str, str]]:
+def _legend(lanes: list[Lane], *, divergences: bool, gaps: bool) -> list[tuple[str, str, str]]:
     """What the lanes show, in words; what is in none of them is left out."""
     drawn = {shape.kind for lane in lanes for shape in lane.shapes}
     drawn |= {"waits"} if any(lane.waits for lane in lanes) else set()
     drawn |= {"end"} if any(lane.crosses for lane in lanes) else set()
-    drawn |= {name for name, is_there in (("parting", partings), ("gap", gaps)) if is_there}
+    drawn |= {name for name, is_there in (("parting", divergences), ("gap", gaps)) if is_there}
     return [each for each in _LEGEND if each[0] in drawn]
 
 

@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ from torch.utils.data.distributed import DistributedSampler
 import countoff.accelerate
 import countoff.torch
 from countoff.core import DivergenceError, Verdict
+from integration_tests.harness import RankResult
 from integration_tests.jobs import digits, own_rank
 
 BATCH_SIZE = 4
@@ -701,3 +702,13 @@ def mended(names: list[str]) -> dict[tuple[str, str], list[tuple[str, str]]]:
         for name in names
         for words, job in CASES[name].mended.items()
     }
+
+
+def still_heard(results: Sequence[RankResult]) -> dict[tuple[str, str], set[str]]:
+    """What ranks have heard in each job of `mended`, but for what the user has accepted."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for result in results:
+        for (name, words), heard in result.value.items():
+            kinds = {kind for kind, _ in heard} - {CASES[name].hears.get(words)}
+            found.setdefault((name, words), set()).update(kinds)
+    return found

@@ -227,8 +227,36 @@ def _printed(output: str) -> str:
     return "\n".join(sorted(re.findall(r"(?<![:\d])\d+\.\d{4,}", output)))
 
 
-def rows(programs: Sequence[Program], checkouts: Mapping[str, Path], wrong: list[str]) -> Iterator[str]:
-    """Runs programs, and yields a line of the table for each of them, each launcher, and each place of countoff.
+@dataclass(frozen=True)
+class Row:
+    """How the jobs of one program, one launcher and one place of countoff ended.
+
+    Attributes:
+        program: The program.
+        launcher: How its ranks were started.
+        where: Where countoff stood, as in ``command``.
+        silent: Whether the healthy job ended as it does without countoff, and countoff printed nothing.
+        told: What was said of the rank that has a batch less; None if there was no such job, empty if it was not named.
+        seconds: How long it took.
+    """
+
+    program: Program
+    launcher: str
+    where: str
+    silent: bool
+    told: str | None
+    seconds: float
+
+    def markdown(self) -> str:
+        """The line of the table."""
+        healthy = "silent, the same result" if self.silent else "WRONG"
+        told = "(one command line for all ranks)" if self.told is None else self.told or "WRONG"
+        cells = (self.program.name, self.launcher, self.where, healthy, told, f"{self.seconds:.0f} s")
+        return f"| {' | '.join(cells)} |"
+
+
+def rows(programs: Sequence[Program], checkouts: Mapping[str, Path], wrong: list[str]) -> Iterator[Row]:
+    """Runs programs, and yields a row of the table for each of them, each launcher, and each place of countoff.
 
     Args:
         programs: The programs.
@@ -251,24 +279,22 @@ def rows(programs: Sequence[Program], checkouts: Mapping[str, Path], wrong: list
                     yield _row(program, template, launcher, where, without, wrong)
 
 
-def _row(program: Program, template: Path, launcher: str, where: str, without: Ended, wrong: list[str]) -> str:
+def _row(program: Program, template: Path, launcher: str, where: str, without: Ended, wrong: list[str]) -> Row:
     began = time.monotonic()
     healthy = run(program, template, command(program, launcher, where, uneven=False))
-    same = (healthy.exit_code, healthy.result) == (0, without.result)
-    told = "silent, the same result" if same and not healthy.said else "WRONG"
-    if told == "WRONG":
+    silent = (healthy.exit_code, healthy.result) == (0, without.result) and not healthy.said
+    if not silent:
         wrong.append(f"{program.name}, {launcher}, {where}, healthy:\n{healthy.output}")
-    sentence = "(one command line for all ranks)"
+    told = None
     if launcher not in ALONE:
         uneven = run(program, template, command(program, launcher, where, uneven=True))
         named = [line.partition("countoff: ")[2].removesuffix(" See the output of rank 0.") for line in uneven.said]
         named = [line for line in dict.fromkeys(named) if "rank 1" in line]
         ended = named and uneven.exit_code
-        sentence = f"{' Then: '.join(named)} Exit code {uneven.exit_code}." if ended else "WRONG"
+        told = f"{' Then: '.join(named)} Exit code {uneven.exit_code}." if ended else ""
         if not ended:
             wrong.append(f"{program.name}, {launcher}, {where}, uneven:\n{uneven.output}")
-    seconds = time.monotonic() - began
-    return f"| {program.name} | {launcher} | {where} | {told} | {sentence} | {seconds:.0f} s |"
+    return Row(program, launcher, where, silent, told, time.monotonic() - began)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -293,7 +319,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("| program | launcher | countoff in front of | healthy | rank 1 has a batch less | time |")
     print("|---|---|---|---|---|---|")
     for row in rows(programs, checkouts, wrong):
-        print(row, flush=True)
+        print(row.markdown(), flush=True)
     print(*wrong, sep="\n\n", end="\n" if wrong else "")
     return int(bool(wrong))
 

@@ -310,7 +310,7 @@ def _spin() -> None:
 
 @dataclass
 class KindTotals:
-    """What the sessions of one kind have shown."""
+    """What the sessions of one kind have shown: the fits with countoff, and in words each session with a wrong one."""
 
     runs: int = 0
     wrong: list[str] = field(default_factory=list[str])
@@ -368,6 +368,7 @@ def session(kind: str, dice: random.Random, where: Where, directory: Path, total
     ranks = where.draw(dice)
     drawn = [KINDS[kind][0](dice, ranks) for _ in range(FITS)]
     hog = dice.choice([0, 0, 1, 2])
+    total.runs += FITS
     words = f"{kind}, {ranks} ranks on {count_of(where.hosts, 'host')}, {hog} processes beside it"
     with hogs(hog):
         try:
@@ -375,17 +376,36 @@ def session(kind: str, dice: random.Random, where: Where, directory: Path, total
         except RanksFailed as error:
             total.wrong.append(f"{words}: {drawn}\n{error}")
             return words
-    total.runs += FITS
+    wrong: list[str] = []
     for result in results:
         said = [line for line in verdict_lines(result) if line.startswith("countoff")]
         fits: list[Fit] = result.value
         bad = [each for each in fits if not each.same or each.threads or each.descriptors > 0]
         bad += [each for each in fits if each.keys > KEYS_PER_RANK * ranks + 80]
         if said or bad:
-            total.wrong.append(f"{words}: {drawn}\nrank {result.rank}: {bad} {said}\n{result.output[-3000:]}")
+            wrong.append(f"{words}: {drawn}\nrank {result.rank}: {bad} {said}\n{result.output[-3000:]}")
         total.keys += [each.keys / ranks for each in fits]
         total.growth.append((fits[-1].kibibytes - fits[0].kibibytes) / 1024)
+    if wrong:
+        total.wrong.append("\n".join(wrong))
     return words
+
+
+def sessions(
+    kinds: Sequence[str], where: Where, *, runs: int = 200, minutes: float = 60, seed: int = 0
+) -> dict[str, KindTotals]:
+    """Runs sessions of each kind in turn, until there were so many fits or the time is up; returns what they showed."""
+    dice, totals = random.Random(seed), {kind: KindTotals() for kind in kinds}
+    until, number = time.monotonic() + 60 * minutes, 0
+    with tempfile.TemporaryDirectory() as directory:
+        while sum(total.runs for total in totals.values()) < runs and time.monotonic() < until:
+            kind = kinds[number % len(kinds)]
+            number += 1
+            wrong, began = len(totals[kind].wrong), time.monotonic()
+            words = session(kind, random.Random(dice.random()), where, Path(directory), totals[kind])
+            verdict = "ok" if len(totals[kind].wrong) == wrong else f"WRONG: {totals[kind].wrong[-1]}"
+            print(f"{number}: {words}, {time.monotonic() - began:.0f} s: {verdict}", file=sys.stderr, flush=True)
+    return totals
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -414,16 +434,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     delay_seconds = given.delay_seconds or (0.0 if given.stall_seconds else None)
     where = Where(given.hosts, given.ranks, delay_seconds, given.stall_seconds, given.device)
     kinds = [kind for kind in given.only if find_spec(kind) is not None]
-    dice, totals = random.Random(given.seed), {kind: KindTotals() for kind in kinds}
-    until, number = time.monotonic() + 60 * given.minutes, 0
-    with tempfile.TemporaryDirectory() as directory:
-        while sum(total.runs for total in totals.values()) < given.runs and time.monotonic() < until:
-            kind = kinds[number % len(kinds)]
-            number += 1
-            wrong, began = len(totals[kind].wrong), time.monotonic()
-            words = session(kind, random.Random(dice.random()), where, Path(directory), totals[kind])
-            verdict = "ok" if len(totals[kind].wrong) == wrong else f"WRONG: {totals[kind].wrong[-1]}"
-            print(f"{number}: {words}, {time.monotonic() - began:.0f} s: {verdict}", file=sys.stderr, flush=True)
+    totals = sessions(kinds, where, runs=given.runs, minutes=given.minutes, seed=given.seed)
     print_table(totals, given.seed)
     return int(any(total.wrong for total in totals.values()))
 

@@ -7,14 +7,16 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
 from integration_tests.devices import DeviceError, add_device_option, choose_device
 from integration_tests.faults.cases import CANNOT, CASES, Case
 
-_RANKS = (2, 4, 8)
+RANKS = (2, 4, 8)
+PAUSE_SECONDS = "15"
+"""How long a late rank pauses. A checkpoint takes twice that; the tests have less time."""
 _BENEATH = ("accelerate", "streaming", "sklearn")
 
 
@@ -29,9 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     devices: dict[int, Literal["cpu", "cuda"]] = {}
     if chosen.hosts < 1:
         parser.error(f"--hosts: expected at least 1, got {chosen.hosts}")
-    counts = chosen.ranks or [ranks for ranks in _RANKS if ranks % chosen.hosts == 0 and ranks > chosen.hosts]
+    counts = chosen.ranks or [ranks for ranks in RANKS if ranks % chosen.hosts == 0 and ranks > chosen.hosts]
     if not counts:
-        parser.error(f"--hosts: none of {_RANKS} ranks can be spread evenly over {chosen.hosts} hosts; give --ranks")
+        parser.error(f"--hosts: none of {RANKS} ranks can be spread evenly over {chosen.hosts} hosts; give --ranks")
     if uneven := [ranks for ranks in counts if ranks % chosen.hosts]:
         parser.error(f"--hosts: {uneven[0]} ranks cannot be spread evenly over {chosen.hosts} hosts")
     for ranks in counts:
@@ -50,15 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.hosts > 1 and (why := hosts.why_impossible()):
         parser.error(f"--hosts: {why}")
     adapters = chosen.adapter or list(CANNOT)
-    os.environ.setdefault("FAULTS_PAUSE_SECONDS", "15")  # a checkpoint takes twice that; the tests have less time
+    os.environ.setdefault("FAULTS_PAUSE_SECONDS", PAUSE_SECONDS)
     os.environ.setdefault("PRELOAD", " ".join(["torch", "lightning", *adapters, *_BENEATH]))
-    cells = [
-        (case, adapter, ranks)
-        for adapter in adapters
-        for ranks in devices
-        for case in _cases(chosen.only, ranks, everywhere=bool(chosen.ranks))
-        if case.name not in CANNOT[adapter]
-    ]
+    cells = list(cells_of(adapters, list(devices), chosen.only, everywhere=bool(chosen.ranks)))
     rows = []
     with tempfile.TemporaryDirectory(prefix="faults-", ignore_cleanup_errors=True) as directory:
         for number, (case, adapter, ranks) in enumerate(cells, start=1):
@@ -76,10 +72,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(any(row.wrong for row in rows))
 
 
+def cells_of(
+    adapters: Sequence[str], counts: Sequence[int], only: Sequence[str] | None = None, *, everywhere: bool = False
+) -> Iterator[tuple[Case, str, int]]:
+    """Yields the case, the adapter and the number of ranks of each cell that is asked for."""
+    for adapter in adapters:
+        for ranks in counts:
+            for case in _cases(only, ranks, everywhere=everywhere):
+                if case.name not in CANNOT[adapter]:
+                    yield case, adapter, ranks
+
+
 def _cases(only: Sequence[str] | None, ranks: int, *, everywhere: bool) -> list[Case]:
     """The faults that are asked for, with so many ranks; by default more than two where that makes a majority."""
     asked = [case for case in CASES.values() if case.least_ranks <= ranks and (not only or case.name in only)]
-    return [case for case in asked if everywhere or case.positional or ranks == _RANKS[0]]
+    return [case for case in asked if everywhere or case.positional or ranks == RANKS[0]]
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -260,6 +260,7 @@ def fit_twice(kind: str, drawn: Sequence[Any]) -> list[Fit]:
     fit = KINDS[kind][1]
     found: list[Fit] = []
     fit(replace(drawn[0], options=None))  # what a framework opens once for all
+    fit(drawn[0])  # and countoff: its connections to the store serve all fits of a process
     for job in drawn:
         before = _descriptors()
         plain = fit(replace(job, options=None))

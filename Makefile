@@ -21,6 +21,7 @@ SHIPPED_FLAGS ?=
 SOAK_FLAGS ?=
 SUITES_FLAGS ?= accelerate
 LOAD_FLAGS ?=
+PROMISES_FLAGS ?=
 ZOO_FLAGS ?=
 
 EXTRAS_.venv := cli,composer,lightning,accelerate,transformers,perfetto,notify,demo
@@ -43,7 +44,7 @@ extras = $(patsubst %,--extra %,$(subst $(comma), ,$(EXTRAS_$(1))))
 
 .DEFAULT_GOAL := help
 .PHONY: help demo unit unit-latest test test-gpu test-gpu-latest test-latest test-oldest test-all integration integration-latest coverage \
-	test-under-load test-composer-classic test-torchtitan test-trackers test-suites wheels wheels-extras sbom test-newest bench faults hosts killed resumes zoo shipped soak docs lint lock clean
+	test-under-load test-composer-classic test-torchtitan test-trackers test-suites wheels wheels-extras sbom test-newest bench faults hosts killed resumes zoo shipped soak promises docs lint lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -131,13 +132,18 @@ resumes: .venv/.installed ## seeded runs that stop anywhere and resume, half of 
 zoo: .venv/.installed ## odd, legal, healthy programs, in which countoff must not say a word; ZOO_FLAGS="--only threads"
 	.venv/bin/python -m integration_tests.zoo $(ZOO_FLAGS)
 
-# transformers' examples import a package that nothing else needs. What it needs, .venv has.
-shipped: .venv/.installed ## programs of other projects, unchanged, as a table; SHIPPED_FLAGS="--lightning CHECKOUT"
-	.venv/bin/uv pip install --quiet --target .venv-shipped --no-deps evaluate==0.4.6
+shipped: .venv-shipped ## programs of other projects, unchanged, as a table; SHIPPED_FLAGS="--lightning CHECKOUT"
 	PYTHONPATH=.venv-shipped .venv/bin/python -m integration_tests.shipped $(SHIPPED_FLAGS)
 
 soak: .venv/.installed ## an hour of random healthy jobs, in which countoff must not say a word; SOAK_FLAGS="--runs 20"
 	.venv/bin/python -m integration_tests.soak $(SOAK_FLAGS)
+
+promises: .venv-shipped ## what is promised, with its figures: runs these tables and writes docs/promises.md; hours; PROMISES_FLAGS="--only pairs killed"
+	PYTHONPATH=.venv-shipped .venv/bin/python -m integration_tests.promises $(PROMISES_FLAGS)
+
+# transformers' examples import a package that nothing else needs. What it needs, .venv has.
+.venv-shipped: .venv/.installed
+	.venv/bin/uv pip install --quiet --target .venv-shipped --no-deps evaluate==0.4.6
 
 test-suites: .venv/.installed ## another project's tests, without countoff and with it; SUITES_FLAGS="lightning CHECKOUT"
 	.venv/bin/python -m integration_tests.suites $(SUITES_FLAGS)

@@ -19,6 +19,8 @@ BARS = {
     "proven, rich": Case(partial(whole, 64, TooLong), bar="rich"),
     "right": Case(partial(whole, 64), [partial(whole, 16)]),
     "varies": Case(partial(stream, 8, 6, 8, 8), [partial(stream, 3, 2, 2)], {"max_epochs": 4}),
+    "longer": Case(partial(stream, 5, 8, 8), [partial(stream, 2, 3, 3)]),
+    "longer, rich": Case(partial(stream, 5, 8, 8), [partial(stream, 2, 3, 3)], bar="rich"),
     "limited": Case(partial(stream, 8), trainer={"limit_train_batches": 5}),
     "reloaded": Case(partial(stream, 8), trainer={"reload_dataloaders_every_n_epochs": 1}),
     "looks": Case(partial(stream, 8), bar="looks"),
@@ -35,7 +37,8 @@ BARS = {
 def test_bars_show_what_is_known(run_ranks: Any) -> None:
     """A bar has the true total at once where that is proven, and from the end of the first epoch on where it was seen.
 
-    What varies, what is another loader's, and a bar that counts by itself, is left as it is.
+    What varies, what is another loader's, and a bar that counts by itself, is left as it is. No bar counts beyond its
+    total.
     """
     found = run_ranks(all_fitted, 2, {name: (case, [SHOW]) for name, case in BARS.items()}, deadline_seconds=240)
     shown = {name: each for name, (each,) in found[0].value.items()}
@@ -46,6 +49,8 @@ def test_bars_show_what_is_known(run_ranks: Any) -> None:
     assert epochs["wrong"] == [[16, 8], [8], [8], []]
     assert epochs["proven"] == epochs["proven, rich"] == epochs["right"] == [[8], [8], [8], []]
     assert epochs["varies"] == [[None, 8], [8, 6], [None, 8], [None, 8]]
+    assert epochs["longer"] == [[None, 5], [5, None, 8], [None, 8], []]
+    assert epochs["longer, rich"][1][:2] == [5, None]
     assert epochs["limited"] == [[5], [5], [5], []]
     assert epochs["reloaded"] == [[None, 8], [None, 8], [None, 8], []]
     assert epochs["counts samples"] == [[None], [None], [None], []]
@@ -61,6 +66,9 @@ def test_bars_show_what_is_known(run_ranks: Any) -> None:
     assert validations["wrong"] == [4, 2]
     assert validations["proven"] == validations["right"] == [2]
     assert validations["varies"] == [None, 3, None]
+    assert validations["longer"][1:3] == validations["longer, rich"][1:3] == [2, None]
+    beyond = [(name, drawn) for name, each in shown.items() for drawn in each.drawn if drawn[2] and drawn[1] > drawn[2]]
+    assert beyond == []
 
 
 RUNS = {

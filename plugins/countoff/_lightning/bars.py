@@ -7,11 +7,12 @@ it. A bar that counts in its user's own way is left alone.
 from __future__ import annotations
 
 import contextlib
+import math
 from typing import Any
 
 from countoff._adapter.torch_facts import of_library
 
-__all__ = ["show"]
+__all__ = ["give_back", "show"]
 
 _PACKAGES = "lightning", "pytorch_lightning"
 _EVALUATION = ("{}_progress_bar", "total_{}_batches_current_dataloader")
@@ -36,17 +37,46 @@ def show(trainer: Any, kind: str, batches: int | None, *, ended: bool = False) -
     callback = trainer.progress_bar_callback
     if batches is None or not _counts_as_lightning(callback, kind) or not callback.is_enabled:
         return True
-    bar = None
-    with contextlib.suppress(Exception):  # its bar has not begun
-        bar = getattr(callback, f"{kind}_progress_bar")
+    bar = _bar(callback, kind)
     if bar is None:
         return False
     behind = ended and getattr(bar, "n", batches) != batches  # tqdm's: its `refresh_rate` is above 1
     if not behind and (bar.total is None or bar.total > batches):
-        bar.total = batches
-        if hasattr(bar, "refresh"):  # of tqdm, which draws nothing by itself
-            bar.refresh()
+        _set(callback, bar, batches)
     return True
+
+
+def give_back(trainer: Any, kind: str) -> None:
+    """Sets the total that Lightning has itself: an epoch or an evaluation has more batches than those before it.
+
+    Args:
+        trainer: Lightning's Trainer.
+        kind: What the bar is of: ``train``, ``val`` or ``test``.
+    """
+    callback = trainer.progress_bar_callback
+    if not _counts_as_lightning(callback, kind) or not callback.is_enabled or (bar := _bar(callback, kind)) is None:
+        return
+    own = getattr(callback, _COUNTING[kind][1].format(kind))
+    _set(callback, bar, None if _of_tqdm(bar) and math.isinf(own) else own)
+
+
+def _bar(callback: Any, kind: str) -> Any:
+    """Returns a bar; None if it has not begun."""
+    with contextlib.suppress(Exception):
+        return getattr(callback, f"{kind}_progress_bar")
+    return None
+
+
+def _of_tqdm(bar: Any) -> bool:
+    return hasattr(bar, "refresh")
+
+
+def _set(callback: Any, bar: Any, total: float | None) -> None:
+    if _of_tqdm(bar):
+        bar.total = total
+        bar.refresh()  # tqdm draws nothing by itself
+    else:  # rich's own way also lets go of what it has noted of a bar that had reached its total
+        callback.progress.update(bar.id, total=total)
 
 
 def _counts_as_lightning(callback: Any, kind: str) -> bool:

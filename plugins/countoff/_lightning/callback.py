@@ -71,7 +71,7 @@ class CountoffCallback(Options):
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Counts the batch, with those that the fetcher has fetched ahead of it."""
         if self._fit is not None:
-            self._fit.epochs.batch_start(batch)
+            self._fit.epochs.batch_start(batch, batch_idx)
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
         """Counts the micro-batch. Lightning calls it for automatic and for manual optimization."""

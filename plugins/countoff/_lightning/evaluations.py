@@ -38,6 +38,7 @@ class Evaluations:
         self._facts: dict[int, LoaderFacts] = {}  # by the place of the loader, as the others
         self._lengths = ObservedLengths()
         self._seen: dict[int, int] = {}
+        self._shown: int | None = None
 
     def start(self) -> None:
         """Opens an evaluation's span, or that of its first loader, and makes it even where ranks are to end alike."""
@@ -67,6 +68,8 @@ class Evaluations:
         Args:
             loader_index: Which of the evaluation's loaders it is from.
         """
+        if self._shown is not None and self._seen.get(loader_index) == self._shown:
+            bars.give_back(self._trainer, self._kind)
         if isinstance(self._pass, EvenLoaders):
             self._guard.batch()
             return
@@ -82,7 +85,8 @@ class Evaluations:
             loader_index: Which of the evaluation's loaders it is from.
         """
         if loader_index not in self._seen and self._fit.settings.totals != "off":
-            bars.show(self._trainer, "test" if self._trainer.testing else "val", self._length(loader_index))
+            self._shown = self._length(loader_index)
+            bars.show(self._trainer, self._kind, self._shown)
         self._seen[loader_index] = index + 1
 
     def end(self) -> None:
@@ -95,6 +99,11 @@ class Evaluations:
         self.leave()
         self._guard.eval_end("exhausted" if done else "stopped")
         log(self._trainer, self._fit.changed(found))
+
+    @property
+    def _kind(self) -> str:
+        """Of what Lightning's bar is."""
+        return "test" if self._trainer.testing else "val"
 
     def _length(self, loader_index: int) -> int | None:
         """The batches of a loader of this evaluation, as its arithmetic or the evaluations before tell; else None."""

@@ -43,6 +43,7 @@ class TrainEpochs:
         self._pass: EvenFetches | None = None
         self._at_first_batch = True
         self._shown = True
+        self._total: int | None = None
         self._fetcher: Any = None
         self._last_step: int | None = None
 
@@ -81,7 +82,7 @@ class TrainEpochs:
 
     def show_total(self, batches: int | None, *, ended: bool = False) -> None:
         """Shows how many batches the epoch has, None if that is not known; and whether all of them are done."""
-        self._shown = bars.show(self._trainer, "train", batches, ended=ended)
+        self._shown, self._total = bars.show(self._trainer, "train", batches, ended=ended), batches
 
     def set_limits(self) -> None:
         """Sets Lightning's own numbers where epochs are made even: it may have loaded the train loader again."""
@@ -97,8 +98,8 @@ class TrainEpochs:
         self._fit.epoch_begins(self._trainer.current_epoch, steps=self._trainer.global_step)
         self._hooks.callback(fingerprint_before_transfer(self._trainer, self._fit))
 
-    def batch_start(self, batch: Any) -> None:
-        """Counts a batch that is about to be trained on."""
+    def batch_start(self, batch: Any, index: int) -> None:
+        """Counts a batch that is about to be trained on, and that has this index in the epoch."""
         self.batch = batch
         if self._at_first_batch:
             self._look_up()
@@ -109,6 +110,8 @@ class TrainEpochs:
             self._guard.batch(0 if over else fetcher.fetched, last=fetcher.done)
         if not self._shown:
             self.show_total(self._fit.epoch_batches)
+        if index == self._total:
+            bars.give_back(self._trainer, "train")
 
     def leave(self) -> bool:
         """Takes back what stands on Lightning's objects for one epoch, which it sets anew in the next one.

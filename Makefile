@@ -74,7 +74,7 @@ test-under-load: .venv/.installed ## `make test` ten times while every core is b
 
 test-all: coverage ## test and the slow rest (marker `nightly`), with branch coverage and its floor
 
-integration: .venv/.installed .venv-trackers/.installed ## real ranks and frameworks, recipes for trackers, and unit tests that must run alone
+integration: .venv/.installed .venv-trackers/.installed ## real ranks and frameworks, trackers, and unit tests that must run alone
 	$(call alone,.venv)
 	$(call integration,.venv)
 	$(call trackers)
@@ -111,7 +111,7 @@ test-torchtitan: ## TorchTitan's own trainer on two CPU ranks, in an environment
 		torchtitan==0.3.0 torch==2.13.0 triton pytest --editable '.[cli]'
 	.venv-torchtitan/bin/python -m pytest integration_tests/test_torchtitan.py $(PYTEST_FLAGS)
 
-test-trackers: .venv-trackers/.installed ## the recipes of docs/alerts.md for W&B, MLflow and TensorBoard, offline
+test-trackers: .venv/.installed .venv-trackers/.installed ## W&B, MLflow and TensorBoard, offline: the recipes of docs/alerts.md, and the totals in their files
 	$(call trackers)
 
 bench: .venv/.installed ## what countoff costs, how soon it knows, how both grow; BENCH_FLAGS="--only scale --quick"
@@ -179,7 +179,7 @@ lock: .venv/.installed ## compile constraints/*.in again
 	$(call compile,.venv-trackers,constraints/trackers.in)
 
 clean: ## remove the environments, caches and build products
-	rm -rf .venv .venv-demo .venv-latest .venv-oldest .venv-composer-classic .venv-docs .venv-shipped .venv-torchtitan .venv-trackers .venv-wheels build docs/_build dist .coverage .coverage.* .hypothesis .pytest_cache .ruff_cache lightning_logs
+	rm -rf .venv .venv-demo .venv-latest .venv-oldest .venv-composer-classic .venv-docs .venv-shipped .venv-torchtitan .venv-tracked .venv-trackers .venv-wheels build docs/_build dist .coverage .coverage.* .hypothesis .pytest_cache .ruff_cache lightning_logs
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 pytest = $(1)/bin/python -m pytest
@@ -192,7 +192,13 @@ OLDEST := $(foreach name,torch lightning_healthy lightning_uneven lightning_fabr
 	transformers,integration_tests/test_$(name).py)
 # Without the tests that need GPUs, also where there are some: the workers would share them. `make test-gpu` runs those.
 integration = $(call pytest,$(1)) integration_tests -m "not nightly and not gpu" -n $(WORKERS) --dist worksteal $(2) $(PYTEST_FLAGS)
-trackers = $(call pytest,.venv-trackers) integration_tests/test_alert_recipes.py $(PYTEST_FLAGS)
+# Frameworks' own loggers write with trackers that are on the path of that run alone. What these need else, .venv has.
+define trackers
+$(call pytest,.venv-trackers) integration_tests/test_alert_recipes.py $(PYTEST_FLAGS)
+.venv/bin/uv pip install --quiet --target .venv-tracked --no-deps $(UV_FLAGS) --constraints $(CONSTRAINTS_.venv-trackers) \
+	tensorboard wandb absl-py grpcio gitpython gitdb smmap platformdirs
+PYTHONPATH=.venv-tracked $(call pytest,.venv) integration_tests/test_trackers.py $(PYTEST_FLAGS)
+endef
 
 # Run outside the checkout, so that it is the installed one: first alone, then with what the command line needs.
 define install_in

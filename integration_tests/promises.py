@@ -148,6 +148,15 @@ def entry_of(found: Found) -> dict[str, Any]:
     return {"date": time.strftime("%Y-%m-%d"), "versions": versions, "processors": os.cpu_count(), "found": found}
 
 
+def in_order(kept: Kept) -> Kept:
+    """The figures in the order of the page."""
+    return {
+        name: {framework: kept[name][framework] for framework in FRAMEWORKS if framework in kept[name]}
+        for name in PARTS
+        if name in kept
+    }
+
+
 def main(arguments: Sequence[str] | None = None, directory: Path = DOCS) -> int:
     """Runs the chosen tables, keeps their figures in a directory, and writes the page there."""
     parser = argparse.ArgumentParser("python -m integration_tests.promises", description=(__doc__ or "").split("\n")[0])
@@ -170,11 +179,10 @@ def main(arguments: Sequence[str] | None = None, directory: Path = DOCS) -> int:
             found = part.count(part.measure(framework))
             print(f"{name}, {framework}, {time.monotonic() - began:.0f} s: {found}", file=sys.stderr, flush=True)
             wrong |= bool(found.get("wrong"))
-            if any(value for value in found.values()):
+            if any(found.values()):
                 kept.setdefault(name, {})[framework] = entry_of(found)
-            ordered = {each: kept[each] for each in PARTS if each in kept}
-            figures.write_text(json.dumps(ordered, indent=1) + "\n")
-    written.write_text(page(written.read_text(), kept))
+            figures.write_text(json.dumps(in_order(kept), indent=1) + "\n")
+    written.write_text(page(written.read_text(), in_order(kept)))
     return int(wrong)
 
 

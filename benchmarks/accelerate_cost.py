@@ -2,8 +2,8 @@
 
 On real ranks, with gloo and a store like torchrun's; with two ranks, countoff's threads run. The loop does nothing with
 its batches, so this measures the loader itself: Accelerate's shard over torch's DataLoader, in this process. The clock
-runs from the second batch of an epoch to the last but one, so the marks of an epoch are not included. Bare and counted
-epochs take turns within one process, so that other load on the machine affects both alike.
+runs from the second batch of an epoch to the last but one, so the sync points of an epoch are not included. Bare and
+counted epochs take turns within one process, so that other load on the machine affects both alike.
 
 A real loop trains between two batches, and then little of what a loader needs is still in the processor's caches. So
 there is a second measurement: one fetch after a training step. There a bare and a counted pass take turns with

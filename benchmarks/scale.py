@@ -141,20 +141,20 @@ class Simulation:
             self._add_seconds(cost, self.call(method, *arguments))
 
     def sync_point(self, name: str, method: str, *arguments: Any) -> None:
-        """All ranks pass a sync point at once, with all listeners waiting; returns when all records are gathered."""
-        self.call("start_listener")
+        """All ranks pass a sync point at once, with all readers waiting; returns when all records are gathered."""
+        self.call("start_reader")
         with self.counting(name) as cost:
             self._add_seconds(cost, self.call("call", method, *arguments))
             self._add_seconds(cost, self.call("finish_polling"))
-            self._add_seconds(cost, self.call("join_listener"))
+            self._add_seconds(cost, self.call("join_reader"))
 
     def sync_point_of_one(self, name: str, method: str, *arguments: Any) -> None:
-        """One rank passes a sync point, which wakes all listeners; the others pass it later."""
-        self.call("start_listener")
+        """One rank passes a sync point, which wakes all readers; the others pass it later."""
+        self.call("start_reader")
         first, others = self._groups[1:2], [self._groups[0], *self._groups[2:]]
         with self.counting(name) as cost:
             [(began, seconds)] = self.call("call_first", method, *arguments, groups=first)
-            answers = self.call("join_listener")
+            answers = self.call("join_reader")
             self._add_seconds(cost, answers)
             cost.ranks_seconds += seconds
         self.latencies.append(max(received for received, _ in answers) - began)
@@ -169,11 +169,11 @@ class Simulation:
             self._add_seconds(cost, self.call("finish_count_off", groups=self._groups[1:]), first=False)
 
     def exit(self, name: str) -> None:
-        """All ranks say goodbye, with all listeners waiting."""
-        self.call("start_listener")
+        """All ranks say goodbye, with all readers waiting."""
+        self.call("start_reader")
         with self.counting(name) as cost:
             self._add_seconds(cost, self.call("exit"))
-            self._add_seconds(cost, self.call("join_listener"))
+            self._add_seconds(cost, self.call("join_reader"))
 
     def _host_seconds(self) -> float:
         self._store.send("?")

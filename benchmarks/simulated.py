@@ -201,7 +201,9 @@ class SimulatedRank:
         self.state = self.guard.state
         self.writer = Writer(self.state)
         self.session = self.writer.session
-        self.session.busy_since = 1.0  # the store is slow: marks do not wait, because there is no training that must
+        self.session.busy_since = (
+            1.0  # the store is slow: sync points do not wait, because there is no training that must
+        )
         self.session.heartbeats.host = f"{rank // RANKS_PER_HOST:013d}-4026531836"  # as long as a real one
         self.answered = threading.Event()
         self.even: EvenPass | None = None
@@ -332,10 +334,10 @@ class RankGroup:
     def start_reader(self) -> None:
         """Starts a thread that waits in the store for the next entry and receives it for each rank."""
         index = self.ranks[0].session.read
-        self._reader_thread = threading.Thread(target=self._listen, args=[index], name="reader")
+        self._reader_thread = threading.Thread(target=self._read, args=[index], name="reader")
         self._reader_thread.start()
 
-    def _listen(self, index: int) -> None:
+    def _read(self, index: int) -> None:
         for rank in self.ranks:
             rank.receive(self.reader_channel, index)
         self._received_at = time.monotonic()

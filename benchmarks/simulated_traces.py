@@ -4,7 +4,8 @@ The ranks, their store and their roll calls are those of `simulated`. These part
 
 - Time: each rank has a clock of its own, which runs as fast as the machine can write. Hosts differ in theirs.
 - The writer of a rank has no thread. It looks at its rank just when there is something to see, and not every 0.25 s.
-- Batches and steps are counted 5 s at a time, and marks are the only entries in the store: no tick of the protocol.
+- Batches and steps are counted 5 s at a time, and sync points are the only entries in the store: no tick of the
+  protocol.
 - The places of main threads, the names of hosts, and what the comparison of two hosts' clocks finds.
 
 Every line of the files is what the real code makes of that.
@@ -201,15 +202,15 @@ def write(directory: Path, ranks: int, epochs: int) -> int:
         simulation.call("introduce")
         simulation.call("begin_traces", epochs)
         simulation.count_off()
-        simulation.call("sync point", 1.0, "_pass", "fit_start", "the fit")
+        simulation.call("sync_point", 1.0, "_pass", "fit_start", "the fit")
         for epoch in range(epochs):
             begin = 1.0 + epoch * _CYCLE_SECONDS
             trained = begin + _CHECKPOINT_SECONDS + _EPOCH_SECONDS
-            simulation.call("sync point", begin, "train_start", epoch)
+            simulation.call("sync_point", begin, "train_start", epoch)
             simulation.call("pause", begin, _CHECKPOINT_SECONDS)
             simulation.call("run", begin + _CHECKPOINT_SECONDS, _EPOCH_SECONDS, epoch, epochs, False)
             _close(simulation, trained, "train_end")
-            simulation.call("sync point", trained, "eval_start", "validation")
+            simulation.call("sync_point", trained, "eval_start", "validation")
             simulation.call("run", trained, _EVALUATION_SECONDS, epoch, epochs, True)
             _close(simulation, begin + _CYCLE_SECONDS, "eval_end")
         simulation.call("end", 1.0 + epochs * _CYCLE_SECONDS)
@@ -221,5 +222,5 @@ def write(directory: Path, ranks: int, epochs: int) -> int:
 
 def _close(simulation: Simulation, at: float, method: str) -> None:
     """All ranks close a span, and rank 0 gathers when each did."""
-    simulation.call("sync point", at, method, "exhausted")
+    simulation.call("sync_point", at, method, "exhausted")
     simulation.call("finish_polling")

@@ -18,7 +18,7 @@ def test_the_benchmark_counts_every_operation_of_the_store(tmp_path, capsys):
     tables = report(scale.tables(quick=True, sizes=[8]), tmp_path / "found.json")
     costs = {row["what"]: row for row in tables[0].rows}
     assert costs["tick"]["operations"] == 8 + 1  # one compare-and-set of each rank; the first one deletes an old record
-    assert costs["mark, one rank first"]["operations"] == 1 + 2 * 8  # the writer's, then each rank's wait and get
+    assert costs["sync point, one rank first"]["operations"] == 1 + 2 * 8  # the writer's, then each rank's wait and get
     assert len(json.loads((tmp_path / "found.json").read_text())["tables"]) == len(tables)
     assert "| tick | 8 |" in capsys.readouterr().out
 
@@ -34,10 +34,10 @@ def test_credits_have_three_operations_per_block_and_leave_nothing():
         blocks = 32 // row["batches of a block"]
         # One `add`, then the reader's `wait` and `get`, or the compare-and-set by which a rank writes a grant: the
         # one that comes second reads the other one's by it. And each grant is removed once.
-        writes = counts["mark: compare_set"]
-        assert counts["credits: add"] == counts["mark: wait"] + writes == 8 * blocks
-        assert counts["mark: get"] == counts["mark: wait"]
-        assert writes >= blocks == counts["mark: delete_key"]
+        writes = counts["sync point: compare_set"]
+        assert counts["credits: add"] == counts["sync point: wait"] + writes == 8 * blocks
+        assert counts["sync point: get"] == counts["sync point: wait"]
+        assert writes >= blocks == counts["sync point: delete_key"]
         assert row["operations per rank and batch"] * 8 * 32 == sum(counts.values())
 
 

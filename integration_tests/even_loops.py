@@ -338,7 +338,7 @@ def without_reader(lengths: Sequence[int]) -> int:
     ended, connect = threading.Event(), ProcessThreads._connect
 
     def late(self: ProcessThreads) -> Channel:
-        if own_rank() == 0 and threading.current_thread() is self.reader:
+        if own_rank() == 0 and threading.current_thread() is self.reader_thread:
             ended.wait()
         return connect(self)
 

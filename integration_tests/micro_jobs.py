@@ -347,7 +347,7 @@ def _train_with_fabric(case: Micro) -> dict[str, Any]:
 def found_at_two_ticks() -> list[str]:
     """Both of two ticks differ, and each rank is the second one at one of them; returns what is warned of.
 
-    Rank 1 finds the first difference. It claims its second tick, and only then rank 0 does, while rank 1 writes
+    Rank 1 finds the first difference. It writes its second tick first, and only then rank 0 does, while rank 1 writes
     nothing more.
     """
     from countoff.core import FitPlan, Guard, Settings
@@ -383,11 +383,11 @@ def found_at_two_ticks() -> list[str]:
         busy = threading.Event()
         writer.submit(lambda _: busy.wait(20))
         train(range(1, 11))
-        claimed = threading.Event()
-        writer.submit(lambda _: claimed.set())
+        written = threading.Event()
+        writer.submit(lambda _: written.set())
         writer.submit(lambda _: wait_for_notice(guard))
         busy.set()
-        assert claimed.wait(20)
+        assert written.wait(20)
         dist.barrier()
     wait_for_notice(guard)
     said = [notice.sentence for notice in guard.notices]

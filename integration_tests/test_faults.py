@@ -255,7 +255,7 @@ def leftovers_of_a_slow_connection() -> tuple[int, int, int]:
 
     def late(self: ProcessThreads) -> Channel:
         channel = connect(self)
-        if threading.current_thread() is self.reader:
+        if threading.current_thread() is self.reader_thread:
             self.closing.wait()
             time.sleep(0.5)  # a name server that is slow
         return channel

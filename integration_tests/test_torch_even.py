@@ -90,7 +90,7 @@ def test_two_loaders_in_turn_and_an_evaluation_are_even(run_ranks):
     assert "Truncated: validation stopped on every rank after 3 batches" in results[0].output
 
 
-def test_a_rank_that_cannot_listen_yet_is_kept_even(run_ranks):
+def test_a_rank_whose_reader_cannot_connect_yet_is_kept_even(run_ranks):
     """Its second connection may take long, where a name server is slow or the store's host is busy."""
     results = run_ranks(even_loops.without_reader, 2, [40, 33], deadline_seconds=30)
     assert [result.value for result in results] == [33, 33]

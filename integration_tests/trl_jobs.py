@@ -18,11 +18,11 @@ from countoff.transformers import Countoff
 from integration_tests.jobs import own_rank, weights
 from integration_tests.trainer_jobs import Truth
 
-MESSAGES = ["<pad>", "<eos>", "every", "rank", "counts", "off", "and", "is", "named", "if", "out", "of", "step"]
+WORDS = ["<pad>", "<eos>", "every", "rank", "counts", "off", "and", "is", "named", "if", "out", "of", "step"]
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    inner = Tokenizer(models.WordLevel({word: number for number, word in enumerate(dict.fromkeys(MESSAGES))}, "<pad>"))
+    inner = Tokenizer(models.WordLevel({word: number for number, word in enumerate(dict.fromkeys(WORDS))}, "<pad>"))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     takes = ["input_ids", "attention_mask"]
     return PreTrainedTokenizerFast(
@@ -32,7 +32,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 def texts(samples: int) -> Iterator[dict[str, str]]:
     for number in range(samples):
-        yield {"text": " ".join(MESSAGES[2 + number % 5 :])}
+        yield {"text": " ".join(WORDS[2 + number % 5 :])}
 
 
 def llama() -> LlamaForCausalLM:
@@ -109,7 +109,7 @@ def reinforce(steps: int, accumulation: int) -> dict[str, float]:
             disable_tqdm=True,
             dataloader_pin_memory=False,
         ),
-        train_dataset=Dataset.from_list([{"prompt": " ".join(MESSAGES[2 + number % 5 :])} for number in range(16)]),
+        train_dataset=Dataset.from_list([{"prompt": " ".join(WORDS[2 + number % 5 :])} for number in range(16)]),
         processing_class=words,
         callbacks=[callback],
     )

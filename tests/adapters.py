@@ -1,4 +1,4 @@
-"""The words of all adapters, in the order of the table in docs/verdicts.md."""
+"""The messages of all adapters, in the order of the table in docs/verdicts.md."""
 
 from collections.abc import Mapping
 from typing import Final

@@ -11,17 +11,17 @@ class KeptRecords:
     """Keeps what a check sends to the other ranks, and what it finds in their records.
 
     Args:
-        standing: What the rank that wrote first has written, wherever records are compared; None: this rank is first.
+        logged: What the rank that wrote first has written, wherever records are compared; None: this rank is first.
 
     Attributes:
         reported: The records of this rank.
         found: What the check found.
     """
 
-    def __init__(self, standing: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, logged: Mapping[str, Any] | None = None) -> None:
         self.reported: list[Any] = []
         self.found: list[Verdict] = []
-        self._standing = standing
+        self._logged = logged
 
     def compare(
         self,
@@ -33,7 +33,7 @@ class KeptRecords:
     ) -> None:
         del key, ranks
         self.reported.append(dict(record()))
-        if self._standing is not None and (verdict := judge(self._standing)) is not None:
+        if self._logged is not None and (verdict := judge(self._logged)) is not None:
             self.found.append(verdict)
 
     def ask(

@@ -1,7 +1,7 @@
 """Simulated ranks: the real guard, log view, writer and roll call of each, moved by hand over a store in memory.
 
-A rank has three actors, as in a process: its training loop, its writer and its reader. `play` moves each of them at
-a pace of its own, so entries of the log reach every rank in order but after a random delay.
+A rank has three actors, as in a process: its training loop, its writer and its reader. `play` moves each of them at a
+pace of its own, so entries of the log reach every rank in order but after a random delay.
 """
 
 import random
@@ -133,7 +133,7 @@ class Rank:
         self.state.printed.set()  # a failure waits for the printed table
         self.member = Member(self.state)  # never started: no thread, no connection
         self.writer = self.member.writer
-        self.writer.session.busy_since = 1.0  # the store is slow: marks do not wait for it
+        self.writer.session.busy_since = 1.0  # the store is slow: sync points do not wait for it
         self.store = store
         self.taken: list[list[int]] = []
         self.begun_again: list[int] = []

@@ -68,7 +68,7 @@ _FRAMEWORKS = {"lightning": "Lightning", "composer": "Composer", "transformers":
 
 
 def module_of(adapter: str) -> ModuleType:
-    """The module with the adapter's words."""
+    """The module with the adapter's messages."""
     return import_module(f"countoff._{adapter}.messages")
 
 
@@ -129,7 +129,7 @@ def closing(rank: int, at: int, reason: Any, **more: Any) -> SyncPoint:
 
 
 def uneven(standing: SyncPoint, count: int, rank: int, own: SyncPoint | None = None, **more: Any) -> Verdict:
-    """The verdict of a rank about another's mark."""
+    """The verdict of a rank about another's sync point."""
     return judge(Divergence("UnevenBatches", standing, count, own, sync_index=1, **more), rank)
 
 

@@ -1,4 +1,4 @@
-"""The words of the adapters: one sentence or more for each kind, and none that loses data in silence."""
+"""The remedies of the adapters: one sentence or more for each kind, and none that loses data in silence."""
 
 import re
 from collections.abc import Iterator

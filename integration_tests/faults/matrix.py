@@ -143,14 +143,14 @@ def judge(row: Row, case: Case, results: Sequence[RankResult], stamps: dict[str,
     killed = everybody if ending == "held" else case.culprits(row.ranks) if case.fault in ("F5", "F6") else ()
     ended = case.culprits(row.ranks) if row.adapter in case.ended_in else ()
     survivors = tuple(rank for rank in everybody if rank not in (*killed, *ended))
-    writers = {"silence": (), "warning": (0,), "held": (0,), "raised": survivors}[ending]
-    said = {texts[rank] for rank in writers}
+    reporters = {"silence": (), "warning": (0,), "held": (0,), "raised": survivors}[ending]
+    said = {texts[rank] for rank in reporters}
     row.same_words = len(said) <= 1
     text = next((text for text in texts if text), "")
     found = re.search(r"^countoff: (\w+): (.*)$", text, re.MULTILINE)
     row.kind = found[1] if found else ""
     row.named = _named(text, found[2] if found else "")
-    _measure(row, writers, stamps)
+    _measure(row, reporters, stamps)
     wrong, words = row.wrong, (row.hosts > 1 and case.words_on_hosts) or case.words
     if row.kind != kind:
         wrong.append(f"said {row.kind or 'nothing'}, expected {kind or 'nothing'}")
@@ -160,7 +160,7 @@ def judge(row: Row, case: Case, results: Sequence[RankResult], stamps: dict[str,
         wrong.append(f"does not say {words!r}")
     elif kind not in ("", "Truncated") and not case.are_named(row.named, row.ranks, behind_ranks(text)):
         wrong.append(f"names ranks {sorted(row.named)}, the culprits are {sorted(case.culprits(row.ranks))}")
-    if [text for rank, text in enumerate(texts) if text and rank not in (*writers, *killed, *ended)]:
+    if [text for rank, text in enumerate(texts) if text and rank not in (*reporters, *killed, *ended)]:
         wrong.append("said on a rank that had nothing to say")
     for result in (each for each in results if each.rank not in ended):
         wrong += _wrong_end(result, ending, result.rank in killed)
@@ -207,13 +207,13 @@ def _listed(sentence: str) -> list[int]:
     return sides[0] if sides else []
 
 
-def _measure(row: Row, writers: Sequence[int], stamps: dict[str, float]) -> None:
+def _measure(row: Row, reporters: Sequence[int], stamps: dict[str, float]) -> None:
     """The milliseconds from when it could be known until the last rank knew."""
     spread = [seconds for name, seconds in stamps.items() if name.startswith("spread-")]
     if spread:
         row.milliseconds, row.since = max(spread) * 1000, "proof"
         return
     faults = [at for name, at in stamps.items() if name.startswith("fault-")]
-    said = [stamps[f"said-{rank}"] for rank in writers if f"said-{rank}" in stamps]
+    said = [stamps[f"said-{rank}"] for rank in reporters if f"said-{rank}" in stamps]
     if faults and said:
         row.milliseconds, row.since = (max(said) - max(faults)) * 1000, "fault"

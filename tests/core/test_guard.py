@@ -228,7 +228,7 @@ def test_a_single_process_never_takes_the_slow_path(guard: Guard) -> None:
 
 
 def test_sync_points_carry_the_counts_of_their_span(guard: Guard) -> None:
-    """Each mark carries the batches, the reason and the steps of the span in which it stands."""
+    """Each sync point carries the batches, the reason and the steps of the span in which it stands."""
     guard.train_start(0)
     guard.batch()
     guard.step()

@@ -101,9 +101,9 @@ class Guard:
         world_size: Ranks that are compared: those of the job, or of the part.
         part: Which ranks these are, if they are a part of the job; every rank of it makes the guard, and no other one.
         remedies: What to do about each kind of verdict, in the framework's own words; see `Remedies`.
-        learning_rates: Returns the learning rates in force; called every 64 batches, at the sync points of a
-            train epoch, at the first two optimizer steps of a fit, and when a checkpoint is written; with `trace_dir`
-            also by a thread of its own.
+        learning_rates: Returns the learning rates in force; called every 64 batches, at the sync points of a train
+            epoch, at the first two optimizer steps of a fit, and when a checkpoint is written; with `trace_dir` also by
+            a thread of its own.
         schedules: Returns the base rates of the learning-rate schedules, and how often each scheduler was stepped; as
             far as they are known.
         ticks_per_step: How often a scheduler is stepped at each optimizer step, at most.
@@ -306,10 +306,10 @@ class Guard:
             self._look(last)
 
     def look(self) -> None:
-        """Does what the state's alarm asks for.
+        """Does what is due at the current batch, once its number has reached the `next_check_at` of `state`.
 
         For an adapter that is itself called for every batch, so that a call of `batch` would be most of its cost. It
-        adds 1 to the `started` of `span`, and calls this if that is then at least the `next_check_at` of `state`.
+        adds 1 to the `started` of `span`, and calls this if that is then at least `next_check_at`.
 
         Raises:
             DivergenceError: If ranks are known to be out of step.
@@ -317,7 +317,7 @@ class Guard:
         self._look(False)
 
     def last_batch(self) -> None:
-        """Sync points the current batch as last; for callers that learn it only after `batch()`.
+        """Marks the current batch as the last one; for callers that learn it only after `batch()`.
 
         Raises:
             DivergenceError: If ranks are known to be out of step.
@@ -412,8 +412,8 @@ class Guard:
         """Counts an optimizer step that was applied; several optimizers in one batch are one step.
 
         Args:
-            optimizer: Which optimizer it was, hashable; needed only where a loop may apply its
-                steps on another thread than the one that takes the batches.
+            optimizer: Which optimizer it was, hashable; needed only where a loop may apply its steps on another thread
+                than the one that takes the batches.
         """
         state = self.state
         before = state.steps
@@ -427,8 +427,8 @@ class Guard:
     def micro_batch(self) -> None:
         """Counts a micro-batch: one forward and backward pass for training, in the innermost open span.
 
-        Ranks that ran different numbers of them for one optimizer step are warned of at the next tick or mark. Call it
-        on every rank, or on none; and not where ranks may run unequally many.
+        Ranks that ran different numbers of them for one optimizer step are warned of at the next tick or sync point.
+        Call it on every rank, or on none; and not where ranks may run unequally many.
         """
         self.span.micro_batches += 1
 
@@ -551,8 +551,9 @@ class Guard:
         """Tells the others that this rank is about to die of an exception; never raises.
 
         A rank that fails because it lost a peer waits half a second for the better cause first, longer if the store is
-        slow or there are several hosts. The guard stays armed: if the way out blocks in a collective, the process ends
-        after 3 s.
+        slow or there are several hosts. The guard goes on watching: if the way out blocks in a collective, the process
+        ends after 3 s.
+
         One guard of a process reports an exception; the verdict of another guard is no failure of this one.
         A `SystemExit` is no failure by itself, as all ranks may leave alike: it is reported as by `failing`.
 
@@ -801,7 +802,7 @@ class Guard:
             self._exit_early("interrupted")
             return
         if isinstance(error, SystemExit) and error.code == 128 + signal.SIGTERM:  # as by a handler in Python
-            self.member.watchdog.speak_before_the_end(self.member.conclude)
+            self.member.watchdog.explain_sigterm(self.member.conclude)
         if not (isinstance(error, DivergenceError) and state.end is None):
             session = self.member.writer.session
             # Nobody on this host sees a rank of another one die. In the first moments, its own ranks are not known yet.
@@ -858,7 +859,7 @@ class Guard:
         if self.member is not None and state.end is None:
             writer = self.member.writer
             agreement = Agreement(state, f"passed/{index}") if hold and self.agreed else None
-            if not state.log.stands(index):
+            if not state.log.is_logged(index):
                 writer.write(sync_entry(index, sync_point), lambda: state.need_not_write(index), hold, agreement)
             elif agreement is not None:
                 writer.submit(agreement.count)

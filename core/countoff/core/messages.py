@@ -1,4 +1,4 @@
-"""Words: how counts, ranks and names are written, wherever countoff says something."""
+"""How messages write counts, ranks and names, wherever countoff says something."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class VerdictKind:
         ends: Whether it can end a job, if the user wants that.
         causes: By the verdict's subject; the empty one stands for all that are not listed.
         restart: Whether the job may end otherwise if it is started again.
-        label: What the line about the ranks begins with; empty: with the verdict's `logged`.
+        label: What the line about the ranks begins with; empty: with the verdict's `standing`.
         accuses: Whether that line is there at all.
     """
 

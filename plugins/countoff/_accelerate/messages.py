@@ -1,4 +1,4 @@
-"""The words of the adapter for Accelerate, and those about its processes, which the Trainer's users need too."""
+"""The messages of the adapter for Accelerate, and those about its processes, which the Trainer's users need too."""
 
 from __future__ import annotations
 

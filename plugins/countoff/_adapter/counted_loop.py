@@ -234,7 +234,7 @@ class CountedLoop:
             self._end_guard(in_order=True)
 
     def abandon(self) -> None:
-        """Gives the loaders back, without a sync point that the fit ended. Does nothing when called again."""
+        """Gives the loaders back as they were, without the sync point of the fit's end. A second call does nothing."""
         if self._release_all():
             self.guard.close()
 

@@ -80,7 +80,7 @@ class Fit:
 
     Args:
         settings: The user's choices.
-        words: The adapter's words.
+        messages: The adapter's messages.
         own: This rank.
         totals: The totals of an epoch; None for an evaluation outside of a fit, and as long as they are not known.
         steps_before: Optimizer steps of the run that were applied before the fit.
@@ -109,7 +109,7 @@ class Fit:
     def __init__(
         self,
         settings: Settings,
-        words: Messages,
+        messages: Messages,
         own: OwnRank,
         totals: Totals | None = None,
         *,
@@ -128,7 +128,7 @@ class Fit:
         self.trains_apart = False
         self.reads = Reads(own.dp_rank, own.dp_degree)
         self._told: dict[str, float] = {}
-        self._words = words
+        self._messages = messages
         self._optimizers = optimizers
         self._schedulers = schedulers
         self._ticks_per_step = ticks_per_step
@@ -172,7 +172,7 @@ class Fit:
                 source_batches=source_batches,
             )
 
-        self.schedules = ScheduleWatch(schedules, run, why=why, stepping=self._words.stepping)
+        self.schedules = ScheduleWatch(schedules, run, why=why, stepping=self._messages.stepping)
 
     def begin(
         self,
@@ -342,7 +342,7 @@ class Fit:
 
     def wrong_length(self) -> Verdict | None:
         """Returns a warning if the train loader has another number of batches than the framework counts on."""
-        return None if self.totals is None else judge_length(self.totals.own, counted_by=self._words.length_of)
+        return None if self.totals is None else judge_length(self.totals.own, counted_by=self._messages.length_of)
 
     def sharded_twice(self) -> Verdict | None:
         """Returns a warning if the train loader has a share of this rank's share, where data is compared at all."""
@@ -401,7 +401,9 @@ class Fit:
         """Returns the totals for the framework's loggers that are not as they were at the last call."""
         totals = self._totals_known()
         known = {name: totals[f"countoff/{name}"] for name in LOGGED if f"countoff/{name}" in totals}
-        return self.changed({f"countoff/{self._words.names.get(name, name)}": value for name, value in known.items()})
+        return self.changed(
+            {f"countoff/{self._messages.names.get(name, name)}": value for name, value in known.items()}
+        )
 
     def unused(self) -> dict[str, float]:
         """Returns how many batches of uneven ranks were left or repeated, if that is not as at the last call."""
@@ -427,12 +429,12 @@ class Fit:
             rank=self.own.rank,
             world_size=self.own.world_size,
             part=self.own.part,
-            remedies=self._words.remedies,
+            remedies=self._messages.remedies,
             learning_rates=lambda: learning_rates(self._optimizers()),
             schedules=lambda: schedule_positions(self._optimizers(), self._schedulers()),
             ticks_per_step=self._ticks_per_step,
             weights=None if models is None else lambda: PendingReplicas(() if self.trains_apart else models()),
-            framework=self._words.framework,
+            framework=self._messages.framework,
         )
 
     def _shared_models(self) -> Sequence[SharedModel]:

@@ -1,6 +1,6 @@
-"""The words of an adapter: what it tells its users in the terms of their framework, and what it cannot tell them.
+"""The messages of an adapter: what it tells its users in the terms of their framework, and what it cannot tell them.
 
-What is the same in every framework is in the files of the checks. The modules `words` of the adapters import no
+What is the same in every framework is in the files of the checks. The modules `messages` of the adapters import no
 framework. In a remedy, each alternative has a line of its own, and what most often fits comes first.
 """
 

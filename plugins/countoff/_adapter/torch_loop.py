@@ -38,7 +38,7 @@ class TorchLoop(OwnLoop):
 
     Args:
         settings: The user's choices.
-        words: The adapter's words.
+        messages: The adapter's messages.
         packages: Packages whose versions are compared besides torch's.
         optimizer: As for `countoff.torch.Countoff`; so are the others.
         scheduler: The learning-rate scheduler, or a list of them.
@@ -62,7 +62,7 @@ class TorchLoop(OwnLoop):
     def __init__(
         self,
         settings: Settings,
-        words: Messages,
+        messages: Messages,
         packages: Sequence[str] = (),
         *,
         optimizer: Any,
@@ -87,7 +87,7 @@ class TorchLoop(OwnLoop):
         ranks = range(world_size) if part is None else part.ranks
         dp_rank, dp_degree = _position(mesh, data_dims, rank, ranks)
         self._own = OwnRank(rank, len(ranks), dp_rank, dp_degree, part, stage(mesh))
-        self._words, self._packages = words, packages
+        self._messages, self._packages = messages, packages
         self._optimizers, self._schedulers = weakly(_listed(optimizer)), weakly(_listed(scheduler))
         self._models = weakly(_listed(model))
         self._run: dict[str, Any] = {
@@ -107,7 +107,7 @@ class TorchLoop(OwnLoop):
     def _new_loop(self) -> CountedLoop:
         fit = Fit(
             self._settings,
-            self._words,
+            self._messages,
             self._own,
             steps_before=self._start_step,
             optimizers=self._optimizers,

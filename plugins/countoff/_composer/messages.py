@@ -1,4 +1,4 @@
-"""The words of the adapter for Composer."""
+"""The messages of the adapter for Composer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The words of the adapter for Fabric."""
+"""The messages of the adapter for Fabric."""
 
 from __future__ import annotations
 

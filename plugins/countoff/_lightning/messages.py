@@ -1,4 +1,4 @@
-"""The words of the adapter for both Lightning packages."""
+"""The messages of the adapter for both Lightning packages."""
 
 from __future__ import annotations
 

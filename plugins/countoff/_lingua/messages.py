@@ -1,4 +1,4 @@
-"""The words of the adapter for lingua."""
+"""The messages of the adapter for lingua."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The words of the adapter for a plain PyTorch loop."""
+"""The messages of the adapter for a plain PyTorch loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The words of the adapter for TorchTitan."""
+"""The messages of the adapter for TorchTitan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The words of the adapter for the transformers Trainer."""
+"""The messages of the adapter for the transformers Trainer."""
 
 from __future__ import annotations
 

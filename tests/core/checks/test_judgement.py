@@ -32,9 +32,9 @@ def closing(reason: Literal["exhausted", "stopped"], at: int = 4, **counts: Any)
     return SyncPoint("train_end", EPOCH, at=at, reason=reason, rank=1, **counts)
 
 
-def uneven(standing: SyncPoint, count: int, own: SyncPoint | None = None, *, evaluation: bool = False) -> Verdict:
-    """The verdict of rank 0, which cannot follow rank 1's mark."""
-    return judge(Divergence("UnevenBatches", standing, count, own, evaluation=evaluation), 0)
+def uneven(logged: SyncPoint, count: int, own: SyncPoint | None = None, *, evaluation: bool = False) -> Verdict:
+    """The verdict of rank 0, which cannot follow rank 1's sync point."""
+    return judge(Divergence("UnevenBatches", logged, count, own, evaluation=evaluation), 0)
 
 
 def test_a_loader_that_ran_out_against_a_fetched_batch() -> None:
@@ -65,8 +65,8 @@ def test_an_evaluation_after_the_last_batch_is_about_the_loaders() -> None:
 
 def test_the_loader_that_ended_first_comes_first() -> None:
     """Of two ranks whose loaders have ended, the shorter one is named first, whichever wrote its sync point first."""
-    standing = SyncPoint("eval_end", "validation", at=3, reason="exhausted", rank=1)
-    found = uneven(standing, 2, SyncPoint("eval_end", "validation", at=2, reason="exhausted"), evaluation=True)
+    logged = SyncPoint("eval_end", "validation", at=3, reason="exhausted", rank=1)
+    found = uneven(logged, 2, SyncPoint("eval_end", "validation", at=2, reason="exhausted"), evaluation=True)
     sides = (
         "rank 0 ran out of data after 2 batches of validation; rank 1 ran out of data after 3 batches of validation."
     )
@@ -170,7 +170,7 @@ def test_a_remedy_travels_as_a_whole_or_not_at_all() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sides", "odd"),
+    ("sides", "outliers"),
     [
         ([False, True, False], (1,)),
         ([True, False, True, True, False, True, None], (1, 4)),
@@ -182,9 +182,9 @@ def test_a_remedy_travels_as_a_whole_or_not_at_all() -> None:
         ([None, None], ()),
     ],
 )
-def test_odd_ranks_are_the_side_that_stays_smaller(sides: list[bool | None], odd: tuple[int, ...]) -> None:
-    """The odd ranks are the side that stays the smaller whatever the undecided do; else there are none."""
-    assert outlier_ranks([{"rank": rank, "side": side} for rank, side in enumerate(sides)]) == odd
+def test_outliers_are_the_side_that_stays_smaller(sides: list[bool | None], outliers: tuple[int, ...]) -> None:
+    """The outliers are the side that stays the smaller whatever the undecided do; else there are none."""
+    assert outlier_ranks([{"rank": rank, "side": side} for rank, side in enumerate(sides)]) == outliers
 
 
 def test_ranks_behind_are_in_the_same_span_at_no_later_batch() -> None:

@@ -108,8 +108,8 @@ def test_a_verdict_names_the_first_batch_that_differs_and_both_counts() -> None:
     found = compare_micro_batches(mine, "at batch 4", 4)(told.to_json(), (0, 1))
     assert found is not None
     assert found.sentence == "in batch 3 of train epoch 0, rank 0 ran 4 micro-batches, rank 1 3."
-    standing = SyncPoint("train_end", EPOCH, 4, "exhausted", 4, 9, rank=0, micro=told)
-    divergence = compare_sync_points(standing, dataclasses.replace(standing, rank=1, micro=mine))
+    logged = SyncPoint("train_end", EPOCH, 4, "exhausted", 4, 9, rank=0, micro=told)
+    divergence = compare_sync_points(logged, dataclasses.replace(logged, rank=1, micro=mine))
     assert divergence is not None
     verdict = judge(divergence, 1)
     assert (verdict.kind, verdict.sentence, verdict.ranks) == ("StepMismatch", found.sentence, (0, 1))
@@ -164,11 +164,11 @@ def test_other_learning_rates_are_found_beside_other_micro_batches() -> None:
 
 def test_other_micro_batches_leave_a_rank_on_its_side() -> None:
     """A rank that agrees with a disputed sync point in batches and steps has agreed with it."""
-    standing = SyncPoint("train_end", EPOCH, 4, "exhausted", 4, 9, rank=0, micro=opened(4)[0].take())
+    logged = SyncPoint("train_end", EPOCH, 4, "exhausted", 4, 9, rank=0, micro=opened(4)[0].take())
     for steps, side in ((4, True), (3, False)):
         log = LogView()
-        log.receive_sync_point(0, standing, ())
-        log.reach(dataclasses.replace(standing, rank=1, steps=steps, micro=opened(5)[0].take()))
+        log.receive_sync_point(0, logged, ())
+        log.reach(dataclasses.replace(logged, rank=1, steps=steps, micro=opened(5)[0].take()))
         assert log.side(1, 0, False, ()) is side
 
 

@@ -197,7 +197,7 @@ def test_a_record_that_is_none_is_refused(wrong):
 
 
 @pytest.mark.parametrize("wrong", [{}, {"seen": 7}, {"seen": "!"}, {"seen": "AAAA"}, Marks(1, 0).to_json(9)])
-def test_sync_points_that_are_none_are_refused(wrong):
+def test_marks_that_are_none_are_refused(wrong):
     with pytest.raises((KeyError, TypeError, ValueError, zlib.error)):
         Marks.from_json(wrong, 64)
 

@@ -44,8 +44,8 @@ END = SyncPoint("train_end", EPOCH, 12, "exhausted", 12, 9, rank=0, rates=(0.1, 
     ],
 )
 def test_sync_points_with_other_rates_are_a_mismatch(kind: SyncKind, span: str, words: str) -> None:
-    standing = dataclasses.replace(END, kind=kind, span=span)
-    divergence = compare_sync_points(standing, dataclasses.replace(standing, rank=3, rates=(0.1, 0.3)), 5)
+    logged = dataclasses.replace(END, kind=kind, span=span)
+    divergence = compare_sync_points(logged, dataclasses.replace(logged, rank=3, rates=(0.1, 0.3)), 5)
     assert divergence is not None
     verdict = judge(divergence, 3)
     assert (verdict.kind, verdict.ranks, verdict.standing, verdict.point) == (
@@ -176,7 +176,7 @@ def test_a_rank_remembers_its_rates_at_the_last_points() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rates", "odd"),
+    ("rates", "outliers"),
     [
         ([0.1, 0.1, 0.1, 0.2], (3,)),
         ([0.1, 0.2, 0.3, 0.1, 0.1], (1, 2)),
@@ -186,9 +186,9 @@ def test_a_rank_remembers_its_rates_at_the_last_points() -> None:
         ([None, None], ()),
     ],
 )
-def test_the_ranks_beside_the_majority_are_odd(rates: list[float | None], odd: tuple[int, ...]) -> None:
+def test_the_ranks_beside_the_majority_are_outliers(rates: list[float | None], outliers: tuple[int, ...]) -> None:
     rows = {rank: {"rates": None if rate is None else [rate]} for rank, rate in enumerate(rates)}
-    assert outlier_rates(rows) == odd
+    assert outlier_rates(rows) == outliers
 
 
 def test_the_table_has_as_few_digits_as_tell_the_rates_apart() -> None:

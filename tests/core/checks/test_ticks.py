@@ -31,7 +31,7 @@ def parts_at(place: TickPlace, checks: Checks) -> list[TickPart]:
     return [part for make in made if (part := make(place)) is not None]
 
 
-def compared(standing: dict[str, Any], own: dict[str, Any]) -> Verdict | None:
+def compared(logged: dict[str, Any], own: dict[str, Any]) -> Verdict | None:
     """What rank 1, which has `own`, finds in the record of rank 0 at a tick."""
     state = State(1, 2, Settings(), {})
     state.steps, state.step_hash = own["steps"], own["step_hash"]
@@ -39,7 +39,7 @@ def compared(standing: dict[str, Any], own: dict[str, Any]) -> Verdict | None:
     state.evidence.steps(threading.get_ident())
     checks.learning_rates.fit_started(FitStart(FitPlan(), {}, holders=(0, 1)), None)
     parts = parts_at(TickPlace(1, 64, EPOCH), checks)
-    return next((found for part in parts if (found := part.compare(standing, (0, 1))) is not None), None)
+    return next((found for part in parts if (found := part.compare(logged, (0, 1))) is not None), None)
 
 
 @pytest.mark.parametrize(
@@ -88,8 +88,8 @@ def test_learning_rates_are_written_as_people_write_them(first: list[float], sec
 
 def test_numpy_rates_equal_rates_of_python() -> None:
     """A learning rate that is a number of numpy equals the same number of Python on another rank."""
-    standing = json.loads(json.dumps({**TICK, "rates": compared_rates([0.5])}))
-    assert compared(standing, {**TICK, "rates": cast(Any, [numpy.float32(0.5)])}) is None
+    logged = json.loads(json.dumps({**TICK, "rates": compared_rates([0.5])}))
+    assert compared(logged, {**TICK, "rates": cast(Any, [numpy.float32(0.5)])}) is None
     json.dumps(compared_rates(cast(Any, [numpy.float32(0.5)])))
 
 

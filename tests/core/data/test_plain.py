@@ -25,11 +25,11 @@ from countoff.core.data.plain import ABSENT, attribute_of
 from countoff.core.data.unobserved import unobserved
 
 CALLED: list[str] = []
-"""Which methods of a `Alerts` class were called."""
+"""Which methods of a class of `hostile` were called."""
 SILENT = ("__new__", "__init__", "__init_subclass__", "__class_getitem__", "__subclasshook__", "__dir__", "__del__")
 
 
-def alerts(name: str, original: Any = None) -> Callable[..., Any]:
+def noted(name: str, original: Any = None) -> Callable[..., Any]:
     """A method that notes its call, and returns what the original does."""
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -43,14 +43,14 @@ def alerts(name: str, original: Any = None) -> Callable[..., Any]:
 
 def hostile(base: type, *names: str) -> Any:
     """A subclass whose every special method, and every method of these names, notes that it was called."""
-    meta = type("Meta", (type(base),), {"__getattribute__": alerts("metaclass", type.__getattribute__)})
+    meta = type("Meta", (type(base),), {"__getattribute__": noted("metaclass", type.__getattribute__)})
     own = {
         name: getattr(base, name, None) for name in dir(base) if name.startswith("__") and callable(getattr(base, name))
     }
-    methods: dict[str, Any] = {name: alerts(name, original) for name, original in own.items() if name not in SILENT}
-    methods |= {name: alerts(name, getattr(base, name, None)) for name in names}
-    methods["__class__"] = property(alerts("__class__", type))
-    methods["__getattr__"] = alerts("__getattr__")
+    methods: dict[str, Any] = {name: noted(name, original) for name, original in own.items() if name not in SILENT}
+    methods |= {name: noted(name, getattr(base, name, None)) for name in names}
+    methods["__class__"] = property(noted("__class__", type))
+    methods["__getattr__"] = noted("__getattr__")
     return meta("Hostile", (base,), methods)
 
 
@@ -118,10 +118,10 @@ class Wrapped(torch.Tensor):
 class Name(str):
     """A key that computes."""
 
-    __hash__ = alerts("hash", str.__hash__)  # pyright: ignore[reportAssignmentType]
-    __eq__ = alerts("eq", str.__eq__)  # pyright: ignore[reportAssignmentType]
-    __repr__ = alerts("repr", str.__repr__)  # pyright: ignore[reportAssignmentType]
-    encode = alerts("encode", str.encode)  # pyright: ignore[reportAssignmentType]
+    __hash__ = noted("hash", str.__hash__)  # pyright: ignore[reportAssignmentType]
+    __eq__ = noted("eq", str.__eq__)  # pyright: ignore[reportAssignmentType]
+    __repr__ = noted("repr", str.__repr__)  # pyright: ignore[reportAssignmentType]
+    encode = noted("encode", str.encode)  # pyright: ignore[reportAssignmentType]
 
 
 class Colour(enum.IntEnum):
@@ -152,9 +152,9 @@ READABLE: dict[str, tuple[Callable[[], Any], Any]] = {
     "keys of the user's": (lambda: {Name("a"): 1, Name("b"): 2}, {"a": 1, "b": 2}),
     "an enumeration": (lambda: [Colour.RED], [1]),
     "an ordered dict": (lambda: collections.OrderedDict(b=1, a=2), {"a": 2, "b": 1}),
-    "a dict with attributes": (lambda: type("Box", (dict,), {"__getattr__": alerts("__getattr__")})(a=1), {"a": 1}),
+    "a dict with attributes": (lambda: type("Box", (dict,), {"__getattr__": noted("__getattr__")})(a=1), {"a": 1}),
     "a counter": (lambda: collections.Counter("a"), {"a": 1}),
-    "a list with a method": (lambda: type("Boxes", (list,), {"area": alerts("area")})([1]), [1]),
+    "a list with a method": (lambda: type("Boxes", (list,), {"area": noted("area")})([1]), [1]),
 }
 
 

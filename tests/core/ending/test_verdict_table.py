@@ -22,7 +22,7 @@ from tests.fake_store import FakeStore
 
 
 def with_published(ranks: int, verdict: Verdict, remedies: dict[str, str], **header: Any) -> Verdict:
-    """The verdict with a table of so many ranks, of which rank 2 is the odd one."""
+    """The verdict with a table of so many ranks, of which rank 2 is the outlier."""
     store = FakeStore()
     for place in range(min(ranks, TABLE_ROWS)):
         store.set(f"table/{place}", row(place, SpanCounters("train epoch 0", started=5), 2, "in batch 5"))

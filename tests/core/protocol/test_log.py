@@ -1,4 +1,4 @@
-"""One rank's view of the shared log, mark by mark."""
+"""One rank's view of the shared log, one sync point after the other."""
 
 import dataclasses
 import pickle
@@ -132,7 +132,7 @@ def test_an_announced_end_makes_this_rank_behind() -> None:
     assert log.is_behind([own])
 
 
-@pytest.mark.parametrize("first", ["own", "standing"])
+@pytest.mark.parametrize("first", ["own", "logged"])
 @pytest.mark.parametrize(("theirs", "proved"), [(closing(4), None), (closing(5), "UnevenBatches")])
 def test_sync_points_are_compared_whichever_comes_first(first: str, theirs: SyncPoint, proved: str | None) -> None:
     own, log = SpanCounters(EPOCH, started=4), opened(SpanCounters(EPOCH))
@@ -145,7 +145,7 @@ def test_sync_points_are_compared_whichever_comes_first(first: str, theirs: Sync
     assert (found.kind if found else None) == proved
 
 
-def test_the_first_sync_point_of_an_index_stands() -> None:
+def test_the_first_sync_point_of_an_index_counts() -> None:
     log = opened(SpanCounters(EPOCH))
     log.receive_sync_point(1, closing(4), ())
     log.receive_sync_point(1, closing(5), ())
@@ -159,15 +159,15 @@ def test_a_sync_point_is_compared_once() -> None:
     assert log.receive_sync_point(1, closing(5), ()) is None
 
 
-def test_a_sync_point_stands_once_any_rank_has_written_it() -> None:
+def test_a_sync_point_is_logged_once_any_rank_has_written_it() -> None:
     log = LogView()
     log.reach(SyncPoint("fit_start", "the fit"))
-    assert not log.stands(0)
+    assert not log.is_logged(0)
     log.receive_sync_point(0, SyncPoint("fit_start", "the fit"), ())
-    assert log.stands(0)
+    assert log.is_logged(0)
     log.reach(SyncPoint("train_start", EPOCH))
-    assert log.stands(0)
-    assert not log.stands(1)
+    assert log.is_logged(0)
+    assert not log.is_logged(1)
 
 
 def test_a_rank_is_behind_until_it_reaches_others_sync_point() -> None:
@@ -181,7 +181,7 @@ def test_a_rank_is_behind_until_it_reaches_others_sync_point() -> None:
 
 
 def test_a_long_job_keeps_no_sync_points_and_few_announcements() -> None:
-    """A view that has compared 1000 marks is as large as one that has compared 500."""
+    """A view that has compared 1000 sync points is as large as one that has compared 500."""
     log, sizes = LogView(), list[int]()
     for number in range(1000):
         sync_point = SyncPoint("train_start", EPOCH)

@@ -374,7 +374,7 @@ def test_ranks_that_differ_are_always_found_and_named(what: str) -> None:
 
 
 def test_an_extra_micro_batch_ends_nothing_and_is_noted_once() -> None:
-    """Every later tick and mark differs too: each rank hears of it once, and goes on to the end."""
+    """Every later tick and sync point differs too: each rank hears of it once, and goes on to the end."""
 
     @examples(25)
     @given(faults(runs_an_extra_micro_batch), seeds)

@@ -1,4 +1,4 @@
-"""The one rule that proves a divergence, and the comparison of two marks."""
+"""The one rule that proves a divergence, and the comparison of two sync points."""
 
 import dataclasses
 from typing import Any, Literal
@@ -103,7 +103,7 @@ def test_a_fetched_batch_beyond_an_announced_end_proves_it() -> None:
 
 
 def test_rank_and_time_of_sync_points_are_not_compared() -> None:
-    """Equal marks agree, whichever ranks wrote them and when."""
+    """Equal sync points agree, whichever ranks wrote them and when."""
     assert compare_sync_points(closing(4, time=1.0), dataclasses.replace(closing(4, time=2.0), rank=7)) is None
 
 
@@ -128,15 +128,15 @@ def test_unequal_batches_come_before_unequal_steps() -> None:
 @pytest.mark.parametrize("own", [closing(4, steps=1, step_hash=7), closing(4, steps=2, step_hash=8)])
 def test_other_steps_are_a_step_mismatch(own: SyncPoint) -> None:
     """Another number of steps, or as many after other batches, is a `StepMismatch`."""
-    standing = closing(4, steps=2, step_hash=7)
-    assert compare_sync_points(standing, own) == Divergence("StepMismatch", standing, own.steps, own)
+    logged = closing(4, steps=2, step_hash=7)
+    assert compare_sync_points(logged, own) == Divergence("StepMismatch", logged, own.steps, own)
 
 
 def test_loaders_of_one_evaluation_are_compared_one_by_one() -> None:
-    standing = SyncPoint("eval_end", "validation", at=5, counts=(3, 2))
+    logged = SyncPoint("eval_end", "validation", at=5, counts=(3, 2))
     own = SyncPoint("eval_end", "validation", at=5, counts=(2, 3))
-    assert compare_sync_points(standing, standing) is None
-    assert compare_sync_points(standing, own) == Divergence("UnevenBatches", standing, 5, own, evaluation=True)
+    assert compare_sync_points(logged, logged) is None
+    assert compare_sync_points(logged, own) == Divergence("UnevenBatches", logged, 5, own, evaluation=True)
 
 
 def test_ranks_that_exit_agree_wherever_each_of_them_is() -> None:

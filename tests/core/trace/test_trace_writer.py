@@ -1,4 +1,4 @@
-"""The writer's thread: what it writes, and that nobody waits for a file system that fails or does not answer."""
+"""The thread of the trace: what it writes, and that nobody waits for a file system that fails or does not answer."""
 
 import errno
 import json

@@ -190,7 +190,7 @@ def test_a_lane_of_many_spans_has_few_shapes(tmp_path: Path) -> None:
 
 
 def test_lanes_without_a_reason_are_in_order(tmp_path: Path) -> None:
-    """With `uneven_train`, the rank that has the fewest batches is a class of its own, and not odd."""
+    """With `uneven_train`, the rank that has the fewest batches is a class of its own, and no outlier."""
     example_traces.made_even(tmp_path)
     assert [lane.label for lane in lanes(tmp_path)] == ["rank 0", "rank 1", "rank 2", "rank 3"]
 

@@ -633,7 +633,7 @@ def test_the_table_of_who_is_slow_marks_what_is_worth_a_look(tmp_path: Path) -> 
     train, evaluation = ([cell.text for cell in row] for row in table.rows)
     assert [column.name for column in table.columns][4:6] == ["waited longest for its loader", "it waited"]
     assert (train[0], train[4:7]) == ("train epoch 0", ["rank 2", "36 s ≠", "1.2 s"])
-    assert [cell.text for row in table.rows for cell in row if cell.is_outlier] == ["36 s ≠"]
+    assert [cell.text for row in table.rows for cell in row if cell.is_highlighted] == ["36 s ≠"]
     assert evaluation[4:7] == ["–", "–", "–"]
     assert {cell.hint for cell in table.rows[1][4:7]} == {"not measured"}
 

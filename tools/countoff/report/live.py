@@ -156,7 +156,7 @@ def _window_begin(span: Span, last: Tick) -> Tick:
 
 
 def _alike(states: Mapping[int, _State]) -> dict[tuple[str, int], tuple[int, ...]]:
-    """Ranks at one place by what is odd about them, and by their batches once nobody moves any more."""
+    """Ranks at one place by what is unusual about them, and by their batches once nobody moves any more."""
     batches = median(each.batches or 0 for each in states.values())
     rate = median(each.rate or 0.0 for each in states.values())
     share = median(each.loader_share or 0.0 for each in states.values())

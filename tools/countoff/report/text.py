@@ -18,7 +18,7 @@ from countoff.report.words import duration
 
 _MOST = 20
 """Rows of a table and stacks that are printed."""
-_ODD = "yellow"
+_HIGHLIGHTED = "yellow"
 """The style of what is not as with most ranks."""
 
 
@@ -56,7 +56,7 @@ def _facts(trace: Trace) -> Iterator[Text | RichTable]:
     yield _worst(trace)
     for message in facts.messages_of(trace):
         if message.verdict is not trace.verdict:
-            yield _message(message.verdict, _ODD if message.is_warning else "bold red")
+            yield _message(message.verdict, _HIGHLIGHTED if message.is_warning else "bold red")
     for at, run in enumerate(trace.runs, 1):
         if len(trace.runs) > 1:
             which, took = f"run {at} of {len(trace.runs)}", duration(run.end - run.begin)
@@ -98,7 +98,7 @@ def _table(table: Table) -> Iterator[Text | RichTable]:
     for column in table.columns:
         shown.add_column(Text(column.name), overflow="fold")
     for row in table.rows[:_MOST]:
-        shown.add_row(*(Text(cell.text, style=_ODD if cell.is_outlier else "") for cell in row))
+        shown.add_row(*(Text(cell.text, style=_HIGHLIGHTED if cell.is_highlighted else "") for cell in row))
     yield shown
     if len(table.rows) > _MOST:
         yield _plain(f"… and {len(table.rows) - _MOST} more")

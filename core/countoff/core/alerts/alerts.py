@@ -62,7 +62,7 @@ class Alerts:
 
         Args:
             verdict: The verdict, after it was printed and written.
-            for_host: Whether this rank speaks for its host: in the log, and in its container's termination log.
+            for_host: Whether this rank tells for its host: in the log, and in its container's termination log.
             claim: Takes the user's sinks for this rank; returns whether it has got them, and no other rank had.
             say: Prints one line, if a function of the user's fails.
         """

@@ -1,9 +1,9 @@
 """Do ranks train the same parameters with the same learning rates? `LearningRateMismatch`.
 
 Only ranks that are proven to hold the same parameters are compared; elsewhere rates may rightly differ. They compare
-what their schedules will do at the roll call, and their rates at the first optimizer steps, at the marks of a train
-epoch, and at ticks. A difference names two ranks. Which of them is alone, the rates of all ranks at the same point
-tell, in the table.
+what their schedules will do at the roll call, and their rates at the first optimizer steps, at the sync points of a
+train epoch, and at ticks. A difference names two ranks. Which of them is alone, the rates of all ranks at the same
+point tell, in the table.
 """
 
 from __future__ import annotations

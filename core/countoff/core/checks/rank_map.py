@@ -103,5 +103,5 @@ def _judge_loaders(
     else:
         effect = "every sample is read by more than one data rank"
     sentence = f"the loaders share the data out among {among}, and the mesh has {dp_degree} data ranks: {effect}."
-    outlier = tuple(rank for rank, (_, degree) in known.items() if degree != dp_degree)
-    return RANK_MAP_ERROR.found(sentence, outlier, why=_LOADER_WHY, remedy=_LOADER_REMEDY)
+    outliers = tuple(rank for rank, (_, degree) in known.items() if degree != dp_degree)
+    return RANK_MAP_ERROR.found(sentence, outliers, why=_LOADER_WHY, remedy=_LOADER_REMEDY)

@@ -1,4 +1,4 @@
-"""Do ranks apply their optimizer steps after the same batches? `StepMismatch`, at marks and at ticks."""
+"""Do ranks apply their optimizer steps after the same batches? `StepMismatch`, at sync points and at ticks."""
 
 from __future__ import annotations
 

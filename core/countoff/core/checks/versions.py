@@ -139,13 +139,13 @@ def judge_hosts(records: Records) -> Iterator[Verdict]:
     told = {rank: _Told.from_json(record) for rank, record in records.items() if record}
     places = _Places({rank: each.host for rank, each in told.items()})
     for subject, differ in ((LIBRARIES, _libraries), (VARIABLES, _variables)):
-        outlier: list[Sequence[int]] = []
-        sentences = list(differ(told, places, outlier))
+        outliers: list[Sequence[int]] = []
+        sentences = list(differ(told, places, outliers))
         if sentences:
-            minority = all(outlier)
+            minority = all(outliers)
             yield VERSION_MISMATCH.found(
                 " ".join(f"{each}." for each in sentences),
-                sorted({rank for ranks in outlier for rank in ranks}) if minority else sorted(told),
+                sorted({rank for ranks in outliers for rank in ranks}) if minority else sorted(told),
                 subject=subject,
                 standing="out of step" if minority else "differ",
             )
@@ -205,18 +205,18 @@ class _Places:
     def __init__(self, hosts: Mapping[int, str]) -> None:
         self._hosts = hosts
 
-    def sides(self, values: Mapping[int, Any], outlier: list[Sequence[int]]) -> list[_Side]:
+    def sides(self, values: Mapping[int, Any], outliers: list[Sequence[int]]) -> list[_Side]:
         """Returns the sides, the smallest first; none if all known values are the same.
 
         Args:
             values: What is known, by rank; None where nothing is.
-            outlier: Gets the ranks of the minority; none where no side is larger than all others together.
+            outliers: Gets the ranks of the minority; none where no side is larger than all others together.
         """
         found = ranks_by({rank: value for rank, value in values.items() if value is not None})
         if len(found) < 2:
             return []
         few = [rank for _, ranks in found[:-1] for rank in ranks]
-        outlier.append(few if len(few) < len(found[-1][1]) else [])
+        outliers.append(few if len(few) < len(found[-1][1]) else [])
         there = [list(dict.fromkeys(self._hosts[rank] for rank in ranks)) for _, ranks in found]
         by_host = sum(map(len, there)) == len({host for hosts in there for host in hosts})
         sizes = [len(hosts) if by_host else len(ranks) for hosts, (_, ranks) in zip(there, found, strict=True)]
@@ -229,12 +229,12 @@ class _Places:
         ]
 
 
-def _libraries(told: Mapping[int, _Told], places: _Places, outlier: list[Sequence[int]]) -> Iterator[str]:
+def _libraries(told: Mapping[int, _Told], places: _Places, outliers: list[Sequence[int]]) -> Iterator[str]:
     names = list(_LIBRARIES)
     if len({each.libraries.get("torch") for each in told.values()}) > 1:
         names = [name for name in names if name not in _OF_TORCH]
     for name in names:
-        sides = places.sides({rank: each.libraries.get(name) for rank, each in told.items()}, outlier)
+        sides = places.sides({rank: each.libraries.get(name) for rank, each in told.items()}, outliers)
         if sides:
             verb, noun = _LIBRARIES[name]
             first, *rest = sides
@@ -243,14 +243,14 @@ def _libraries(told: Mapping[int, _Told], places: _Places, outlier: list[Sequenc
             yield f"{first.name} {verb} {noun} {first.value}{others}"
 
 
-def _variables(told: Mapping[int, _Told], places: _Places, outlier: list[Sequence[int]]) -> Iterator[str]:
+def _variables(told: Mapping[int, _Told], places: _Places, outliers: list[Sequence[int]]) -> Iterator[str]:
     alike = len({each.on for each in told.values()}) == 1
     found: dict[str, list[tuple[str, str]]] = {}
     for number, variable in enumerate(_VARIABLES):
         if variable.own_default and not alike:
             continue
         texts = {rank: text for rank, each in told.items() if (text := each.variables[number]) is not None}
-        sides = places.sides({rank: software.meaning(variable, text) for rank, text in texts.items()}, outlier)
+        sides = places.sides({rank: software.meaning(variable, text) for rank, text in texts.items()}, outliers)
         if sides:
             values = [
                 f"{_value([texts[rank] for rank in side.ranks])} on {side.name}"

@@ -334,20 +334,20 @@ head.weight.
     # Of as many ranks, the group with the first rank is the first.
     groups = sorted((ranks for _, ranks in holders), key=lambda ranks: (-len(ranks), ranks))
     most = groups[0]
-    outlier = sorted(rank for group in groups[1:] for rank in group)
-    named = tuple(outlier)
+    outliers = sorted(rank for group in groups[1:] for rank in group)
+    named = tuple(outliers)
     standing: Standing = "out of step"
     if 2 * len(most) > len(answers):
-        verb = "holds" if len(outlier) == 1 else "hold"
-        who = f"{names_of(outlier)} {verb} other weights than {names_of(most)}"
+        verb = "holds" if len(outliers) == 1 else "hold"
+        who = f"{names_of(outliers)} {verb} other weights than {names_of(most)}"
     else:
         named, standing = tuple(group[0] for group in groups), "differ"
         if len(answers) == 2:
-            named = most[0], outlier[0]
-            who = f"ranks {most[0]} and {outlier[0]} hold different weights"
+            named = most[0], outliers[0]
+            who = f"ranks {most[0]} and {outliers[0]} hold different weights"
         elif len(groups) == 2:
             named = tuple(sorted(answers))
-            who = f"{names_of(most)} hold other weights than {names_of(outlier)}"
+            who = f"{names_of(most)} hold other weights than {names_of(outliers)}"
         else:
             who = f"{names_of(sorted(answers))} hold {len(groups)} different sets of weights"
     verb = "parameter that differs is" if len(parameters) == 1 else "parameters that differ are"

@@ -4,7 +4,7 @@ A launcher that finds a dead rank sends SIGTERM to all others, often before they
 ends a process at once, and no code of the process runs. A handler of Python's would be visible to the user
 (`signal.getsignal`) and would run only once the main thread is in Python again. So the handler here is a C function
 that does nothing, with a flag (SA_RESETHAND) by which the kernel restores the default as it delivers the signal. The
-watchdog sees that the default is back, lets the guards speak, and sends the signal to the process again.
+watchdog sees that the default is back, has the guards tell why, and sends the signal to the process again.
 
 - Whoever has a handler of his own, or ignores the signal, keeps that: nothing is changed then. A handler that is set
   later replaces this one, in the kernel too.

@@ -156,10 +156,10 @@ def publish_table(channel: Channel, verdict: Verdict, rows: Records, *, complete
     if verdict.point:
         rows = {rank: {**line, "rates": parse_rates(line)} for rank, line in rows.items()}
     disputed = verdict.sync_index >= 0
-    outlier = outlier_ranks(rows.values()) if disputed else outlier_rates(rows) if verdict.point else ()
+    outliers = outlier_ranks(rows.values()) if disputed else outlier_rates(rows) if verdict.point else ()
     behind = ranks_behind(rows, verdict.ranks[0]) if disputed and verdict.ranks else ()
-    named = outlier or verdict.ranks
-    if verdict.point and not outlier:  # two ranks of a dispute in which no side is the larger one
+    named = outliers or verdict.ranks
+    if verdict.point and not outliers:  # two ranks of a dispute in which no side is the larger one
         named = tuple(rank for rank in sorted(rows) if rows[rank].get("rates")) or named
     groups = _groups(verdict, rows)
     if groups:
@@ -178,7 +178,7 @@ def publish_table(channel: Channel, verdict: Verdict, rows: Records, *, complete
         **ranks_to_json(named, "odd"),
         "rows": len(rows),
         "lines": len(lines),
-        "standing": "out of step" if outlier else verdict.standing,
+        "standing": "out of step" if outliers else verdict.standing,
         "behind": list(behind[:8]),
         "spread": spread if complete and 0 <= spread < _MOST_SPREAD_SECONDS else None,
         "groups": len(groups),

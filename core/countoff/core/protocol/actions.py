@@ -57,7 +57,7 @@ Action = WriteEntry | PrintWarning | AddOne
 
 
 class Outbox(queue.SimpleQueue[Any]):
-    """Actions to be carried out, oldest first. The writer of all guards of a process is told of each.
+    """Actions to be carried out, oldest first. The writer thread of the process is told of each.
 
     Attributes:
         told: Called after each `put`, on the thread that has put something.

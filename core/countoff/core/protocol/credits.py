@@ -8,7 +8,7 @@ have one of that number, so no collective ever lacks a rank.
   first two blocks have one batch, and so have all where a rank fetches nothing ahead: its first credits say so. Two
   counters are enough, in turns: no rank gives credit for a block before the second one before it is granted.
 - Blocks double until the training of one takes long enough: 20 times as long as the store's host is busy with it, which
-  follows from the number of those that speak with the store, and 4 times as long as the store takes to answer.
+  follows from the number of the clients of the store, and 4 times as long as the store takes to answer.
 - ``stop``: a rank whose loader ends announces its number of batches. Every rank that has as many adds 1 to a counter of
   that number, and the rank that completes it appends the common end. A rank whose loader ends earlier announces its own
   number instead.
@@ -50,7 +50,7 @@ _HOST_SHARE = 1 / 20
 _ANSWER_SHARE = 1 / 4
 """The store may take this share of that time to answer."""
 _HOST_SECONDS = 3 * 10e-6
-"""What each that speaks with the store costs its host per block: an ``add``, a ``wait`` and a ``get``.
+"""What each client of the store costs its host per block: an ``add``, a ``wait`` and a ``get``.
 
 docs/costs.md ("Even epochs") has what one of these was measured to take.
 """
@@ -72,7 +72,7 @@ class Credits:
             for it.
         size: Batches of a block from the third one on, as far as this rank decides on it, if that is more than half of
             the look-ahead.
-        ranks: How many ranks add to a counter, and listen for its grant.
+        ranks: How many ranks add to a counter, and wait for its grant.
 
     Attributes:
         opened: Index of the sync point that opened the span.

@@ -98,7 +98,7 @@ def told_as_one(failures: Mapping[int, Failure]) -> str:
 
 
 def _common(texts: Sequence[str]) -> str:
-    """What the texts of all ranks have in common, with a sync point for the rest."""
+    """What the texts of all ranks have in common, with an ellipsis for the rest."""
     first, *others = texts
     if all(each == first for each in others):
         return first

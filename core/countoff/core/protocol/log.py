@@ -1,12 +1,13 @@
-"""One rank's view of the shared log, by which ranks agree on the order of marks without ever waiting for one another.
+"""One rank's view of the shared log, by which ranks agree on the order of sync points, and never wait for one another.
 
 All ranks write to one log in the job's store. Entry *n* exists once and is the same for everybody, because it is
-written by a compare-and-set, in which the first writer wins. A rank appends what the log does not hold yet (its next
-mark, the count at which its loader will end, a warning, a verdict), and compares its own marks with those in the log.
+written by a compare-and-set: the first rank that writes it wins. A rank appends what the log does not hold yet (its
+next sync point, the count at which its loader will end, a warning, a verdict), and compares its own sync points with
+those in the log.
 
-Nothing here does I/O or starts a thread. Entries come in through `LogView.receive_mark` and
-`LogView.receive_announcement`, own marks through `LogView.reach`. Each returns a `Divergence` when two ranks cannot
-both be right.
+Nothing here does I/O or starts a thread. Entries come in through `LogView.receive_sync_point` and
+`LogView.receive_announcement`, own sync points through `LogView.reach`. Each returns a `Divergence` when two ranks
+cannot both be right.
 """
 
 from __future__ import annotations
@@ -37,9 +38,7 @@ class LogView:
     _logged: dict[int, SyncPoint] = field(default_factory=dict[int, SyncPoint])  # in the log, and not yet compared
     pending: dict[int, SyncPoint] = field(default_factory=dict[int, SyncPoint])  # passed here, and not yet compared
     _announced: dict[int, SyncPoint] = field(default_factory=dict[int, SyncPoint])
-    _accepted: set[int] = field(
-        default_factory=set[int]
-    )  # evaluations found uneven, by the sync point that opened them
+    _accepted: set[int] = field(default_factory=set[int])  # uneven evaluations, by the sync point that opened them
     _passed: dict[int, SyncPoint] = field(default_factory=dict[int, SyncPoint])
     _received: dict[int, SyncPoint] = field(default_factory=dict[int, SyncPoint])
     _muted: bool = False
@@ -63,7 +62,7 @@ class LogView:
         self._passed.pop(index - _KEPT_SYNC_POINTS, None)
         return index, self._compare(index)
 
-    def stands(self, index: int) -> bool:
+    def is_logged(self, index: int) -> bool:
         """Whether the log is known to hold a sync point of this index."""
         return index in self._logged or (index < self.next and index not in self.pending)
 
@@ -86,7 +85,7 @@ class LogView:
 
         Args:
             opened: Index of the sync point that opened the span.
-            closing: The closing mark to come.
+            closing: The sync point that will close it.
             spans: This rank's open spans, outermost first.
         """
         self._announced.setdefault(opened, closing)
@@ -100,7 +99,7 @@ class LogView:
         return None if closing is None else closing.at
 
     def is_behind(self, spans: Iterable[SpanCounters]) -> bool:
-        """Whether other ranks have written a point that this rank has yet to reach; every batch may then be a proof."""
+        """Whether other ranks have written what this rank has yet to reach; every batch may then be a proof."""
         if self._muted:
             return False
         return self.next in self._logged or any(span.opened in self._announced for span in spans)

@@ -103,7 +103,7 @@ class FitPlan:
 
 @dataclass(frozen=True)
 class MicroCounts:
-    """The micro-batches of one rank's optimizer steps, as ticks and marks compare them.
+    """The micro-batches of one rank's optimizer steps, as ticks and sync points compare them.
 
     Attributes:
         hash: Hash of the micro-batches of all steps since the fit began; 0 where none have been counted.

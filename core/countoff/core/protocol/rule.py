@@ -1,4 +1,4 @@
-"""The one rule that proves a divergence without a time-out, and the comparison of two marks."""
+"""The one rule that proves a divergence without a time-out, and the comparison of two sync points."""
 
 from __future__ import annotations
 
@@ -55,9 +55,8 @@ def beyond_sync_point(sync_point: SyncPoint, sync_index: int, counters: SpanCoun
         return None
     exhausted = sync_point.reason == "exhausted"
     count = counters.fetched if exhausted else max(counters.started, counters.requested)
-    if count <= (
-        0 if sync_point.kind == "train_start" else sync_point.at
-    ):  # `at` of a train epoch's start belongs to that epoch
+    at = 0 if sync_point.kind == "train_start" else sync_point.at  # that of a start is of the epoch that begins there
+    if count <= at:
         return None
     uneven = sync_point.kind == "eval_end" and sync_point.reason != "exited" and counters.evaluation
     requested = count > counters.fetched

@@ -1,4 +1,4 @@
-"""After which batches a rank's last optimizer steps came, for the table of a verdict: marks and ticks have a hash."""
+"""After which batches a rank's last optimizer steps came, for a verdict's table: sync points and ticks have a hash."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def first_apart(rows: Records, ranks: Sequence[int]) -> Apart | None:
 
 
 def _parse(row: Mapping[str, Any]) -> dict[int, tuple[int, int, set[int]]]:
-    """The epochs in a row, by their first sync points; another version may not write them.
+    """The epochs in a row, by the sync points that opened them; another version may not write them.
 
     Raises:
         KeyError, TypeError, ValueError: If they are there, and are none.

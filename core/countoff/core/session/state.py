@@ -1,9 +1,9 @@
 """What one rank knows of its own fit: events come in as method calls, actions go out through the outbox.
 
 The training thread and the three threads of the runtime share it. The training thread reads one attribute per batch,
-`alarm`: the number of started batches at which it must look up. Everything else is touched at marks only, under one
-lock that is never held across I/O. Nothing here does I/O: what must be written or printed is put into `outbox`, which
-the writer thread empties in order.
+`next_check_at`: the number of started batches at which it must look up. Everything else is touched at sync points only,
+under one lock that is never held across I/O. Nothing here does I/O: what must be written or printed is put into
+`outbox`, which the writer thread empties in order.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class State:
         step_log: After which batches the last of them were applied.
         micro_batches: How many micro-batches each of these steps had.
         rates: The learning rates where they were compared last.
-        alarm: Batches started in the innermost span at which the training thread must look up.
+        next_check_at: Batches started in the innermost span at which the training thread must look up.
         proposed: The verdict that this rank has proved, whether or not it becomes that of the job.
         end: The verdict that ended the fit.
         ended: Set once `end` is known here.
@@ -259,11 +259,11 @@ class State:
     def need_not_write(self, index: int) -> bool:
         """Whether a sync point of this rank need not go into the log.
 
-        It need not where the log holds one of this index. It must not after this rank has proved a divergence: marks
-        after that are consequences and would hide the cause.
+        It need not where the log holds one of this index. It must not after this rank has proved a divergence: sync
+        points after that are consequences and would hide the cause.
         """
         with self.lock:  # an entry that another thread is receiving has then had its effects
-            return self.proposed is not None or self.log.stands(index)
+            return self.proposed is not None or self.log.is_logged(index)
 
     def close_span(self, reason: Reason) -> None:
         """Closes the innermost span, and keeps its counts for the table of a later verdict."""
@@ -420,10 +420,10 @@ class State:
                 return
             apply = self._parse(entry)
             # Before anything is compared: a batch begun in that moment is either compared here or sees `next_check_at`.
-            armed, self.next_check_at = self.next_check_at, 0
+            before, self.next_check_at = self.next_check_at, 0
             apply()
             if not (self.log.is_behind(self.spans) or self.proposed or self.end):
-                self.next_check_at = armed
+                self.next_check_at = before
             self.changed.notify_all()
 
     def added(self, action: AddOne, seconds: float) -> None:

@@ -45,7 +45,7 @@ class _Arrival(NamedTuple):
 
 
 class ClockComparison:
-    """Compares this host's clock with the first rank's once; to be polled by the writer, for two heartbeats or so.
+    """Compares this host's clock with the first rank's once; a guard's writer polls it, for two heartbeats or so.
 
     Args:
         done: Called with the seconds that this host's clock is ahead of that one, and by how many that may be wrong.

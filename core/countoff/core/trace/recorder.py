@@ -1,6 +1,6 @@
 """What happens to one guard, as lines of its rank's trace.
 
-The training thread hands over a line at the start and at the end of a span, and nothing in between: the writer's thread
+The training thread hands over a line at the start and at the end of a span, and nothing in between: the trace's thread
 reads the counters by itself.
 """
 
@@ -60,7 +60,7 @@ class Recorder(Listener):
         state: The guard's state.
         number: Number of the guard in this process; equal on all ranks.
         directory: The directory of the trace.
-        rates: Returns the learning rates in force; called on the writer's thread.
+        rates: Returns the learning rates in force; called on the trace's thread.
         totals: Returns the true totals and the reported ones as known by now, likewise.
         horizon: Returns the optimizer steps after which the learning-rate schedule ends, likewise; None: not known.
         framework: The framework's name; empty where it is not known.
@@ -88,9 +88,9 @@ class Recorder(Listener):
         self._failure = ""
         self._begun = self._finished = self._ended = False
         self._next_tick = self._next_clock = 0.0
-        self.span: SpanCounters | None = None  # the innermost one by the lines so far; of the writer's thread
-        self._met: Writer | None = None
-        self._writer: Writer | None = None
+        self.span: SpanCounters | None = None  # the innermost one by the lines so far; of the trace's thread
+        self._guard_writer: Writer | None = None  # where there are other ranks
+        self._counted_off = False
         self._versions: Mapping[str, str] = {}
         self._rows: Records = {}
         self._stacks: Records = {}
@@ -104,7 +104,7 @@ class Recorder(Listener):
 
     def met(self, writer: Writer) -> None:
         """Takes the guard's writer, where there are other ranks."""
-        self._met = writer
+        self._guard_writer = writer
 
     def fit_started(self, start: FitStart, others: Others | None) -> None:  # noqa: D102
         state, plan = self._state, start.plan
@@ -128,7 +128,7 @@ class Recorder(Listener):
         )
 
         def begin() -> list[Line]:
-            self._begun = True  # on the writer's thread: no line of its own comes before this one
+            self._begun = True  # on the trace's thread: no line of its own comes before this one
             return [line]
 
         if self._is_own:
@@ -140,7 +140,7 @@ class Recorder(Listener):
         The lowest rank of a host tells it for all of them.
         """
         self._next_clock = time.monotonic() + self._state.rank * _CLOCK_APART_SECONDS % _CLOCK_SECONDS
-        self._writer = self._met
+        self._counted_off = True
 
     def span_opening(self, span: SpanCounters) -> None:  # noqa: D102
         more = {"eval": True} if span.evaluation else {"at": span.started} if span.started else {}
@@ -283,14 +283,14 @@ class Recorder(Listener):
         self.writer.put(write)
 
     def look(self, now: float) -> list[Line]:
-        """Returns a tick, if one is due, and a pause that has ended; called by the writer."""
+        """Returns a tick, if one is due, and a pause that has ended; called on the trace's thread."""
         state, lines = self._state, list[Any]()
         if not self._begun or self._finished or self._ended:
             return lines
         span = self.span
         lines += self._pause(self.pauses.look(now, span, state.steps))
-        if self._writer is not None and now >= self._next_clock and state.end is None:
-            self._compare_clock(self._writer, now)
+        if self._counted_off and now >= self._next_clock and state.end is None:
+            self._compare_clock(now)
         if now >= self._next_tick:
             lines += self._changed_totals()
             if span is not None:
@@ -298,8 +298,11 @@ class Recorder(Listener):
             self._next_tick = now + TICK_SECONDS
         return lines
 
-    def _compare_clock(self, writer: Writer, now: float) -> None:
-        heartbeats, state = writer.session.heartbeats, self._state
+    def _compare_clock(self, now: float) -> None:
+        writer, state = self._guard_writer, self._state
+        if writer is None:
+            return
+        heartbeats = writer.session.heartbeats
         if heartbeats.all_registered and min(heartbeats.neighbours, default=-1) == state.rank and not state.leads:
             self._next_clock = now + _CLOCK_SECONDS
             every = heartbeats.seconds
@@ -323,7 +326,7 @@ class Recorder(Listener):
         return None
 
     def changed_rates(self, rates: list[float | None] | None) -> dict[str, Any]:
-        """Learning rates as a line has them, if they are not those of the line before; on the writer's thread."""
+        """Learning rates as a line has them, if they are not those of the line before; on the trace's thread."""
         if not rates or rates == self._last_rates:
             return {}
         self._last_rates = rates

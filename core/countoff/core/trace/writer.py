@@ -55,7 +55,7 @@ class Writer:
     Args:
         directory: The directory of the trace; it is made where it does not exist.
         rank: This rank.
-        warn: Prints why the trace has ended early; called once, by the writer's thread or by the one that ends it.
+        warn: Prints why the trace has ended early; called once, on this thread or on the one that ends it.
     """
 
     def __init__(self, directory: str, rank: int, warn: Callable[[str], None]) -> None:
@@ -72,7 +72,7 @@ class Writer:
         """Appends a line to the trace, soon; never waits.
 
         Args:
-            line: The line; or a function that returns lines, called on the writer's thread. An exception of it ends the
+            line: The line; or a function that returns lines, called on the trace's thread. An exception of it ends the
                 trace.
         """
         if self._over:
@@ -121,7 +121,7 @@ class Writer:
         if not known:
             self._warn(why)
 
-    # The writer's thread.
+    # The trace's thread.
 
     def _run(self) -> None:
         try:

@@ -17,8 +17,8 @@ from countoff.core.session.store import room
 def port(request: pytest.FixtureRequest) -> Iterator[int]:
     """A port on which this process listens, as a store does by IPv4 or by both."""
     family = socket.AF_INET6 if ":" in request.param else socket.AF_INET
-    with socket.create_server((request.param, 0), family=family, dualstack_ipv6=":" in request.param) as reader:
-        yield reader.getsockname()[1]
+    with socket.create_server((request.param, 0), family=family, dualstack_ipv6=":" in request.param) as server:
+        yield server.getsockname()[1]
 
 
 def test_a_store_of_this_process_is_found(port: int) -> None:

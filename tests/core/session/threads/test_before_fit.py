@@ -12,7 +12,7 @@ import pytest
 from countoff.core.session.liveness import stacks
 from countoff.core.session.liveness.stacks import Place
 from countoff.core.session.threads import before_fit
-from countoff.core.session.threads.before_fit import Gathered, Standing
+from countoff.core.session.threads.before_fit import Gathered, TimeInPlace
 
 
 def place(line: int, *, call: str = "", inner: int = 1) -> Place:
@@ -22,9 +22,9 @@ def place(line: int, *, call: str = "", inner: int = 1) -> Place:
 
 def seconds_of(*samples: tuple[Place, int]) -> float:
     """For how long a thread has stood, by samples of its place and of its collectives, one in each second."""
-    standing, told = Standing(), dict[str, Any]()
+    time_in_place, told = TimeInPlace(), dict[str, Any]()
     for now, (each, issued) in enumerate(samples):
-        told = standing.look(each, issued, float(now))
+        told = time_in_place.look(each, issued, float(now))
     return told["seconds"]
 
 

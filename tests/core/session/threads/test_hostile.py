@@ -25,7 +25,7 @@ from tests.relay import Relay
 pytestmark = pytest.mark.alone
 
 NUMBER = 0
-MARK = SyncPoint("train_start", "train epoch 0", rank=1, time=1.0).to_json()
+SYNC_POINT = SyncPoint("train_start", "train epoch 0", rank=1, time=1.0).to_json()
 
 
 def soon(holds: Callable[[], bool], seconds: float = 30.0) -> bool:
@@ -146,15 +146,15 @@ BROKEN: dict[str, str | bytes] = {
 
 
 def sync_point(**changes: Any) -> dict[str, Any]:
-    return {"type": "mark", "index": 1, "mark": {**MARK, **changes}}
+    return {"type": "mark", "index": 1, "mark": {**SYNC_POINT, **changes}}
 
 
 WRONG: dict[str, Any] = {
     "no type": {},
     "no guard": {"guard": None},
     "a guard that is none": {**sync_point(), "guard": -1},
-    "no mark": {"type": "mark", "index": 1},
-    "a mark that is text": {"type": "mark", "index": 1, "mark": "train_start"},
+    "no sync point": {"type": "mark", "index": 1},
+    "a sync point that is text": {"type": "mark", "index": 1, "mark": "train_start"},
     "a negative number": {**sync_point(), "index": -1},
     "an absurd number": {**sync_point(), "index": 2**70},
     "a number that is none": {**sync_point(), "index": float("nan")},
@@ -169,7 +169,7 @@ WRONG: dict[str, Any] = {
     "a negative rank": sync_point(rank=-1),
     "no time": sync_point(time=None),
     "an announcement of nothing": {"type": "announcement"},
-    "an absurd announcement": {"type": "announcement", "opened": 2**70, "mark": MARK},
+    "an absurd announcement": {"type": "announcement", "opened": 2**70, "mark": SYNC_POINT},
     "an empty verdict": {"type": "end", "verdict": {}},
     "a verdict that is a list": {"type": "end", "verdict": [1]},
     "a verdict on nobody": {"type": "end", "verdict": {"kind": "LostRank", "ranks": [-1]}},

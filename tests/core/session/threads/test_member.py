@@ -102,7 +102,7 @@ def test_what_other_ranks_may_wait_for_is_written_before_a_guard_is_closed(
 
     monkeypatch.setattr(process_threads, "Channel", channel)
     connected = ProcessThreads(StoreAddress("127.0.0.1", 1, "0123456789ab"), member.writer.session, None, Settings())
-    connected.reader = threading.Thread(target=int)  # what other ranks write is of no matter here
+    connected.reader_thread = threading.Thread(target=int)  # what other ranks write is of no matter here
     connected.add(member)
     assert connected.connected.wait(30)
     member.writer.submit(member.writer.append({"type": "ends", "opened": 1, "at": 3, "rank": 0}))
@@ -137,10 +137,10 @@ def test_a_lost_store_is_explained(
     monkeypatch.setattr(module, "BETTER_CAUSE_SECONDS", 0.05)
     monkeypatch.setattr(module, "probe", lambda *_: found)
     member = Member(State(2, 4, Settings(), {}, complete=True))
-    line = member.writer.session
-    line.store_address, line.heartbeats.hosts = ("192.0.2.1", 1), {0: "node-0", 2: "node-1"}
-    connected = ProcessThreads(StoreAddress("127.0.0.1", 1, "0123456789ab"), line, None, Settings())
-    connected.speaking = FakeStore()
+    session = member.writer.session
+    session.store_address, session.heartbeats.hosts = ("192.0.2.1", 1), {0: "node-0", 2: "node-1"}
+    connected = ProcessThreads(StoreAddress("127.0.0.1", 1, "0123456789ab"), session, None, Settings())
+    connected.writer_channel = FakeStore()
     connected.lifelines.hub = hub
     if seconds_ago is not None:
         connected.lifelines.losses.append(Loss((0,), at=time.monotonic() - seconds_ago))
@@ -158,13 +158,13 @@ def test_a_store_that_is_not_quite_gone_is_asked_again(monkeypatch: pytest.Monke
     member = Member(State(1, 2, Settings(), {}, complete=True))
     place = StoreAddress("127.0.0.1", 1, "0123456789ab")
     member.threads = connected = ProcessThreads(place, member.writer.session, None, Settings())
-    connected.speaking = FakeStore()
+    connected.writer_channel = FakeStore()
     member.lose(RuntimeError("failed to recv, got 0 bytes"))
     assert member.state.end is not None
     assert member.state.end.sentence == "rank 0 or whoever hosts the job's store is gone."
 
 
-def test_training_begins_once_this_rank_hears_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_begins_once_the_reader_is_connected(monkeypatch: pytest.MonkeyPatch) -> None:
     """A name server that is slow for the second connection holds it up for no longer than a sync point may."""
     waited: list[float | None] = []
     now = 100.0
@@ -178,7 +178,7 @@ def test_training_begins_once_this_rank_hears_the_others(monkeypatch: pytest.Mon
         def is_set(self) -> bool:
             return True
 
-    class Listening(threading.Event):
+    class ReaderConnected(threading.Event):
         def wait(self, timeout: float | None = None) -> bool:
             waited.append(timeout)
             return False
@@ -187,7 +187,7 @@ def test_training_begins_once_this_rank_hears_the_others(monkeypatch: pytest.Mon
     member.threads = ProcessThreads(
         StoreAddress("127.0.0.1", 1, "0123456789ab"), member.writer.session, None, Settings()
     )
-    member.threads.listening = Listening()
+    member.threads.reader_connected = ReaderConnected()
     monkeypatch.setattr("countoff.core.session.threads.member.time", SimpleNamespace(monotonic=lambda: now))
     member.wait_for_roll_call(Answered())
     assert waited == [pytest.approx(0.05)]

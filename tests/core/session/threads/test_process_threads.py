@@ -44,7 +44,7 @@ def test_a_guard_that_closes_while_it_connects_is_silent(
 
     monkeypatch.setattr(module, "Channel", connect)
     threads.add(member)
-    threads.reader.join(30)
+    threads.reader_thread.join(30)
     assert bool(member.failure) is not closing
     assert threads.remove(member)
     threads.close()
@@ -53,11 +53,11 @@ def test_a_guard_that_closes_while_it_connects_is_silent(
 
 def test_the_reader_connects_while_the_writer_introduces_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     threads, member = ProcessThreads(PLACE, Session(1, range(2)), None, Settings()), Member(State(1, 2, Settings(), {}))
-    listened: list[bool] = []
+    waited: list[bool] = []
 
     class Waits(_Store):
         def add(self, key: str, amount: int) -> int:
-            listened.append(threads.listening.wait(10))
+            waited.append(threads.reader_connected.wait(10))
             return super().add(key, amount)
 
     monkeypatch.setattr(module, "Channel", lambda *_: Waits())
@@ -68,7 +68,7 @@ def test_the_reader_connects_while_the_writer_introduces_its_rank(monkeypatch: p
     assert introduced.wait(60)
     threads.remove(member)
     threads.close()
-    assert set(listened) == {True}
+    assert set(waited) == {True}
 
 
 def test_a_rank_looks_at_no_other_one_before_it_reports(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +123,7 @@ def test_a_lifeline_is_withdrawn_before_the_writer_ends(monkeypatch: pytest.Monk
     assert store.get("lifeline/1")["stands"]
     assert threads.remove(member)
     threads.close()
-    threads.writer.join(30)
+    threads.writer_thread.join(30)
     assert not store.get("lifeline/1")["stands"]
 
 

@@ -310,13 +310,13 @@ class Told(Rank):
     def conclude(self, *_: object, **__: object) -> None:
         pass
 
-    def speak(self) -> None:
+    def explain_sigterm(self) -> None:
         def conclude() -> None:
             assert self.state.end is not None
             shutdown.print_verdict(self.state, self.state.end)
             self.state.printed.set()
 
-        self.watchdog.speak_before_the_end(conclude)
+        self.watchdog.explain_sigterm(conclude)
 
 
 @pytest.fixture
@@ -328,7 +328,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
 def test_who_is_ended_by_a_signal_says_first_who_is_gone(told: Told, capsys: pytest.CaptureFixture[str]) -> None:
     """Rank 3 is gone too, but has told that it was ended by the signal."""
     announce_signal(told.store, 3)
-    told.speak()
+    told.explain_sigterm()
     assert "LostRank: rank 1 is gone (pid " in capsys.readouterr().err
     assert told.signals == ["SIGTERM"]
     assert told.store.has("signal/0")
@@ -341,7 +341,7 @@ def test_a_neighbour_that_this_rank_has_not_met_yet_is_looked_for(told: Told) ->
     heartbeats.neighbours.clear()
     told.store.add(f"host/{heartbeats.host}", 1)
     told.store.set(f"host/{heartbeats.host}/1", {"rank": 1, "pid": record.pid, "began": 1})
-    told.speak()
+    told.explain_sigterm()
     assert told.state.end is not None
     assert told.state.end.ranks == (1,)
 
@@ -357,20 +357,20 @@ def test_who_is_ended_with_all_others_says_nothing(told: Told, why: str, capsys:
         told.state.finished = True
     elif why == "it compares no more":
         told.watchdog.participation.failure = "the store broke"
-    told.speak()
+    told.explain_sigterm()
     assert capsys.readouterr().err == ""
     assert told.signals == ["SIGTERM"]
 
 
 def test_without_the_store_who_is_ended_decides_alone(told: Told, capsys: pytest.CaptureFixture[str]) -> None:
     told.writer.answered = False
-    told.speak()
+    told.explain_sigterm()
     assert "LostRank: rank 1 is gone (pid " in capsys.readouterr().err
 
 
 def test_a_verdict_that_is_there_is_printed_before_the_end(told: Told, capsys: pytest.CaptureFixture[str]) -> None:
     told.state.adopt(Verdict("UnevenBatches", "rank 2 ran out of data.", (2,)))
-    told.speak()
+    told.explain_sigterm()
     assert "UnevenBatches: rank 2 ran out of data." in capsys.readouterr().err
 
 

@@ -82,7 +82,7 @@ def _reasons(run: Run) -> dict[int, tuple[str, ...]]:
     waited = waited_for(run)
     for rank in waited:
         found[rank].append("the others wait for it")
-    for rank in outlier_ranks(states).intersection(waited or states):  # those that wait for another one are not odd
+    for rank in outlier_ranks(states).intersection(waited or states):  # those that wait for another one are no outliers
         found[rank].append(f"last seen in {run.fits[rank].stacks[-1].state or 'an unknown place'}")
     slow: defaultdict[int, list[Key]] = defaultdict(list)
     for key, table in spans.items():
@@ -110,13 +110,13 @@ def class_row(run: Run, ranks: RankClass) -> list[Cell]:
     """One class in that table."""
     hosts = [host for host in ranks.hosts if host]
     place = f"{hosts[0]} … {hosts[-1]} ({len(hosts)})" if len(hosts) > 2 else ", ".join(hosts)
-    outlier = "; ".join(ranks.reasons)
+    reasons = "; ".join(ranks.reasons)
     fit = ranks.fit
     waited = Cell(duration(sum(span.loader_seconds for span in fit.spans))) if fit and fit.spans else NONE
     return [
         Cell(label_of(ranks.ranks)),
         Cell(place or "–"),
-        Cell(outlier or "–", is_outlier=bool(outlier)),
+        Cell(reasons or "–", is_highlighted=bool(reasons)),
         Cell(_reached(fit) if fit else "–"),
         waited,
         Cell(_ended(run, fit) if fit else "–"),

@@ -113,18 +113,18 @@ def counts_of(run: Run) -> CountsTable:
             for rank in run.fits
         }
     )
-    outlier = {key: outlier_counts(table) for key, table in spans.items()}
+    outliers = {key: outlier_counts(table) for key, table in spans.items()}
     if (divergence := _divergence_of_verdict(run)) is not None:
-        outlier[divergence.key] |= outlier_ranks(
+        outliers[divergence.key] |= outlier_ranks(
             {rank: number for number, ranks in divergence.groups for rank in ranks}
         )
-    outlier_cells = Counter(rank for ranks in outlier.values() for rank in ranks)
+    outlier_cells = Counter(rank for ranks in outliers.values() for rank in ranks)
     classes = sorted(groups.values(), key=lambda ranks: (-outlier_cells[ranks[0]], ranks))
     rows: list[CountsRow] = []
     for key, table in spans.items():
         firsts = [ranks[0] for ranks in classes]
         cells = tuple(_least_counts([table[rank] for rank in ranks if rank in table]) for ranks in classes)
-        rows.append(CountsRow(key, cells, tuple(rank in outlier[key] for rank in firsts)))
+        rows.append(CountsRow(key, cells, tuple(rank in outliers[key] for rank in firsts)))
     return CountsTable(tuple(classes), tuple(rows))
 
 
@@ -212,14 +212,14 @@ def outlier_counts(spans: Mapping[int, Span]) -> set[int]:
     closed = {rank: (span.batches, span.steps) for rank, span in spans.items() if span.end is not None}
     whole = {found for rank, found in closed.items() if spans[rank].why != "exited"}
     # Ranks that exit are not compared with each other: those that are like no rank that has not, count as the same.
-    outlier = outlier_ranks({rank: found if found in whole else None for rank, found in closed.items()})
+    outliers = outlier_ranks({rank: found if found in whole else None for rank, found in closed.items()})
     known = _comparable(spans)
     least = min((span.batches for span in known.values()), default=0)
     whole_least = any(span.batches == least and span.why != "exited" for span in known.values())
     compared = {
         rank: _read(spans, span) > least and (whole_least or span.why != "exited") for rank, span in known.items()
     }
-    return outlier | outlier_ranks(compared)
+    return outliers | outlier_ranks(compared)
 
 
 def _comparable(spans: Mapping[int, Span]) -> dict[int, Span]:

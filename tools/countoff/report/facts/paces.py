@@ -148,7 +148,7 @@ def _cells(pace: Pace) -> Iterator[Cell]:
     yield NONE if pace.last is None else Cell(f"rank {pace.last}")
     if pace.measured:
         yield Cell(f"rank {pace.waited}") if pace.waited_seconds else NONE
-        yield Cell(duration(pace.waited_seconds) + (" ≠" if pace.slow else ""), is_outlier=bool(pace.slow))
+        yield Cell(duration(pace.waited_seconds) + (" ≠" if pace.slow else ""), is_highlighted=bool(pace.slow))
         yield Cell(duration(pace.median_seconds))
     else:
         yield from 3 * [Cell("–", hint="not measured")]
@@ -156,7 +156,7 @@ def _cells(pace: Pace) -> Iterator[Cell]:
         yield NONE
     else:
         text = f"rank {pace.paused}: {duration(pace.pause_seconds)}"
-        yield Cell(text + (" ≠" if pace.pause_is_outlier else ""), is_outlier=pace.pause_is_outlier)
+        yield Cell(text + (" ≠" if pace.pause_is_outlier else ""), is_highlighted=pace.pause_is_outlier)
 
 
 def hosts_table(hosts: Iterable[HostPace]) -> Table:

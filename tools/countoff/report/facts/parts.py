@@ -19,12 +19,12 @@ class Cell(NamedTuple):
 
     Attributes:
         text: What is in it.
-        is_outlier: Whether it is worth a look.
+        is_highlighted: Whether it is worth a look.
         hint: More about it.
     """
 
     text: str
-    is_outlier: bool = False
+    is_highlighted: bool = False
     hint: str = ""
 
 

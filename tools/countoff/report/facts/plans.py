@@ -73,7 +73,7 @@ def plans_table(found: Sequence[PlanRow]) -> Table:
     """These values as a table."""
     columns = (Column("value"), Column("ranks"), Column("it is", is_number=True))
     rows = [
-        (Cell(row.name), Cell(names_of(ranks)), Cell(f"≠ {value}", is_outlier=True))
+        (Cell(row.name), Cell(names_of(ranks)), Cell(f"≠ {value}", is_highlighted=True))
         for row in found
         for value, ranks in row.groups[:_MOST_VALUES]
     ]
@@ -125,7 +125,7 @@ def totals_table(totals: Totals, by_epochs: Mapping[str, float], *, whose: bool)
     rows: list[tuple[Cell, Cell, Cell]] = []
     measured = totals.measured(by_epochs)
     for name, exact, reported in totals.rows:
-        outlier = None not in (exact, reported) and exact != reported
+        differs = None not in (exact, reported) and exact != reported
         shown = f"{name} (measured)" if name in measured else name
-        rows.append((Cell(shown), Cell(number(exact)), Cell(f"{'≠ ' if outlier else ''}{number(reported)}", outlier)))
+        rows.append((Cell(shown), Cell(number(exact)), Cell(f"{'≠ ' if differs else ''}{number(reported)}", differs)))
     return Table(columns, rows, f"Totals of {names_of(totals.ranks)}" if whose else "Totals")

@@ -1,6 +1,6 @@
 """The learning rate by optimizer step, and where ranks have different ones.
 
-Ranks write ticks at different steps, so ticks prove no difference. Ranks are compared at marks, where all have done the
+Ranks write ticks at different steps, so ticks prove no difference. Ranks are compared at points where all have done the
 same: the start and the end of a train epoch, and the points of which a `LearningRateMismatch` tells.
 """
 
@@ -26,8 +26,8 @@ _DIGITS = 6
 Rates = tuple[float, ...]
 
 
-class Mark(NamedTuple):
-    """A point at which ranks are compared.
+class ComparedPoint(NamedTuple):
+    """A point at which the ranks' learning rates are compared.
 
     Attributes:
         step: The optimizer steps until then.
@@ -44,7 +44,7 @@ def rate_lines_of(run: Run) -> list[RateLine]:
     Where ranks have different learning rates, each group of ranks has its lines.
     """
     lines: list[RateLine] = []
-    differing = _groups(_differing_sync_points(run))[:_MOST_RATES]
+    differing = _groups(_differing(run))[:_MOST_RATES]
     for ranks in differing or [()]:
         points = _points(run, ranks)
         steps = sorted(points)
@@ -70,20 +70,20 @@ def rates_shown(run: Run, lines: Sequence[RateLine]) -> list[Part]:
 
 def rates_table(run: Run) -> Table:
     """The learning rates of each group of ranks where they differ first and last; no rows where they never do."""
-    marks = _differing_sync_points(run)
-    shown = list(dict.fromkeys([min(marks), max(marks)])) if marks else []
-    outlier = {mark: outlier_ranks(marks[mark]) for mark in shown}
-    columns = [Column("ranks"), *(Column(mark.words, is_number=True) for mark in shown)]
+    points = _differing(run)
+    shown = list(dict.fromkeys([min(points), max(points)])) if points else []
+    outliers = {point: outlier_ranks(points[point]) for point in shown}
+    columns = [Column("ranks"), *(Column(point.words, is_number=True) for point in shown)]
     rows = [
-        [Cell(names_of(ranks)), *(_cell(marks[mark].get(ranks[0]), ranks[0] in outlier[mark]) for mark in shown)]
-        for ranks in _groups(marks)
+        [Cell(names_of(ranks)), *(_cell(points[point].get(ranks[0]), ranks[0] in outliers[point]) for point in shown)]
+        for ranks in _groups(points)
     ]
     return Table(columns, rows, "The ranks' learning rates differ")
 
 
 def ranks_with_other_rates(run: Run) -> set[int]:
     """The ranks that had other learning rates than most somewhere."""
-    return {rank for rates in _differing_sync_points(run).values() for rank in outlier_ranks(rates)}
+    return {rank for rates in _differing(run).values() for rank in outlier_ranks(rates)}
 
 
 def _cell(rates: Rates | None, outlier: bool) -> Cell:
@@ -93,25 +93,25 @@ def _cell(rates: Rates | None, outlier: bool) -> Cell:
     return Cell(f"≠ {words}" if outlier else words, outlier)
 
 
-def _groups(marks: Mapping[Mark, Mapping[int, Rates]]) -> list[tuple[int, ...]]:
-    """The ranks that had the same learning rates at all marks where ranks differ; the fewest come first."""
-    ranks = sorted({rank for rates in marks.values() for rank in rates})
-    groups = ranks_by({rank: tuple(rates.get(rank) for rates in marks.values()) for rank in ranks})
+def _groups(points: Mapping[ComparedPoint, Mapping[int, Rates]]) -> list[tuple[int, ...]]:
+    """The ranks that had the same learning rates at all points where ranks differ; the fewest come first."""
+    ranks = sorted({rank for rates in points.values() for rank in rates})
+    groups = ranks_by({rank: tuple(rates.get(rank) for rates in points.values()) for rank in ranks})
     return sorted(groups.values(), key=lambda group: (len(group), group))
 
 
-def _differing_sync_points(run: Run) -> dict[Mark, dict[int, Rates]]:
-    """The marks at which ranks had different learning rates, in order, with the rates of each rank there."""
-    found: defaultdict[Mark, dict[int, Rates]] = defaultdict(dict)
+def _differing(run: Run) -> dict[ComparedPoint, dict[int, Rates]]:
+    """The points at which ranks had different learning rates, in order, with the rates of each rank there."""
+    found: defaultdict[ComparedPoint, dict[int, Rates]] = defaultdict(dict)
     for rank, fit in run.fits.items():
-        for mark, rates in _marks(fit):
-            found[mark][rank] = rates
+        for point, rates in _compared(fit):
+            found[point][rank] = rates
     verdicts = [("the verdict", run.verdict), *(("the warning", warning) for warning in run.warnings)]
     for words, verdict in verdicts:
         if verdict is not None and verdict.kind == LEARNING_RATE_MISMATCH.name:
             step = run.steps_before + max(_numbers(verdict, "steps"), default=0)
-            found[Mark(step, f"at {words}")].update(_rates_in(verdict, run))
-    return {mark: rates for mark, rates in sorted(found.items()) if _differ(rates)}
+            found[ComparedPoint(step, f"at {words}")].update(_rates_in(verdict, run))
+    return {point: rates for point, rates in sorted(found.items()) if _differ(rates)}
 
 
 def _differ(rates: Mapping[int, Rates]) -> bool:
@@ -120,7 +120,7 @@ def _differ(rates: Mapping[int, Rates]) -> bool:
     return len(values) > len({len(value) for value in values})
 
 
-def _marks(fit: Fit) -> Iterator[tuple[Mark, Rates]]:
+def _compared(fit: Fit) -> Iterator[tuple[ComparedPoint, Rates]]:
     """The learning rates of a rank at the start and the end of each train epoch, as far as they are known."""
     for span in fit.spans:
         if span.is_evaluation:
@@ -128,7 +128,7 @@ def _marks(fit: Fit) -> Iterator[tuple[Mark, Rates]]:
         points = [("start", span.start), ("end", span.ticks[-1] if span.end is not None and span.ticks else None)]
         for words, point in points:
             if point is not None and point.learning_rates:
-                yield Mark(point.steps, f"step {point.steps:,}, {words} of {span.name}"), point.learning_rates
+                yield ComparedPoint(point.steps, f"step {point.steps:,}, {words} of {span.name}"), point.learning_rates
 
 
 def _rates_in(verdict: Verdict, run: Run) -> Iterator[tuple[int, Rates]]:

@@ -22,7 +22,7 @@ from countoff.report.page.curve import Picture
 from countoff.report.page.lanes import MOST_LANES, Lane, lanes_of
 from countoff.report.words import duration, moment
 
-_MOST = {"runs": 20, "rows": 400, "parts": 64, "messages": 100, "partings": 16}
+_MOST = {"runs": 20, "rows": 400, "parts": 64, "messages": 100, "divergences": 16}
 """The most of each that a page shows; it says how many there are."""
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 _LEGEND = (
@@ -61,7 +61,7 @@ def render(trace: Trace) -> str:
     runs = trace.runs[-_MOST["runs"] :]
     axis = TimeAxis(runs)
     lanes = lanes_of(Trace(trace.directories, runs), axis)
-    divergences = [divergence for run in runs for divergence in facts.first_divergences(run)][: _MOST["partings"]]
+    divergences = [divergence for run in runs for divergence in facts.first_divergences(run)][: _MOST["divergences"]]
     numbers = [(each.time, " ≠ ".join(f"{number:,}" for number, _ in each.groups[:3])) for each in divergences]
     return _template().render(
         title=facts.headline(trace),

@@ -47,7 +47,7 @@ class Lane:
     Attributes:
         label: The names of its ranks, the first of which is drawn.
         host: The names of their hosts, on one line.
-        outlier: Why they are not like most ranks; empty for these.
+        reasons: Why they are not like most ranks; empty for these.
         text: All that the table of ranks says of them.
         shapes: What is drawn, from the back to the front.
         waits: A path around the shares of time that it waited for its loader, in a lane of 1,000 by 100.
@@ -56,7 +56,7 @@ class Lane:
 
     label: str
     host: str
-    outlier: str
+    reasons: str
     text: str
     shapes: Sequence[Shape]
     waits: str
@@ -84,15 +84,15 @@ def lanes_of(trace: Trace, axis: TimeAxis) -> list[Lane]:
 
 
 def _lane(runs: Sequence[Run], ranks: RankClass, axis: TimeAxis, most: int) -> Lane:
-    label, host, outlier, *more = (cell.text for cell in class_row(runs[-1], ranks))
+    label, host, reasons, *more = (cell.text for cell in class_row(runs[-1], ranks))
     names = ("", "on", "", "got to", "waited for the loader", "end:")
-    said = zip(names, (label, host, outlier, *more), strict=True)
+    said = zip(names, (label, host, reasons, *more), strict=True)
     text = "; ".join(f"{name} {cell}".strip() for name, cell in said if cell != "–")
     fits = [(run, run.fits[ranks.ranks[0]]) for run in runs if ranks.ranks[0] in run.fits]
     shapes = [shape for run, fit in fits for shape in _shapes(run, fit, axis, most)]
     waits = "".join(_waits(fit, axis, most) for _, fit in fits)
     crosses = [axis.place(_left(run, fit)) for run, fit in fits if _ends_badly(fit)]
-    return Lane(label, "" if host == "–" else host, "" if outlier == "–" else outlier, text, shapes, waits, crosses)
+    return Lane(label, "" if host == "–" else host, "" if reasons == "–" else reasons, text, shapes, waits, crosses)
 
 
 def _ends_badly(fit: Fit) -> bool:

@@ -31,7 +31,7 @@ from countoff.core.session.threads.participation import STORE_ENDED
 from countoff.core.settings import Settings
 from countoff.core.verdict import Verdict, remedy_for
 
-__all__ = ["Gathered", "Standing", "place", "watch"]
+__all__ = ["Gathered", "TimeInPlace", "place", "watch"]
 
 _log = logging.getLogger("countoff")
 _LOOKS = 8
@@ -68,7 +68,7 @@ def place() -> stacks.Place:
     return replace(found, call=IN_NCCL) if waits else found
 
 
-class Standing:
+class TimeInPlace:
     """For how long a main thread has been where it is, as far as samples show that."""
 
     def __init__(self) -> None:
@@ -165,7 +165,7 @@ class _Watch:
         self._host, self._port = host, port
         self._seconds = seconds
         self._clock = 0.0
-        self._standing = Standing()
+        self._time_in_place = TimeInPlace()
         self._gathered = Gathered(seconds)
         self._looks = self._waits = 0
         self._channel: Channel | None = None
@@ -199,7 +199,7 @@ class _Watch:
                 self._channel.release()
 
     def _look(self, now: float) -> None:
-        own = self._standing.look(place(), collectives.numbers(), now)
+        own = self._time_in_place.look(place(), collectives.numbers(), now)
         self._looks += 1
         if now < self._seconds / 2:
             return

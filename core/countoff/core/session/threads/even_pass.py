@@ -58,8 +58,8 @@ class EvenPass:
         snapshot: Returns the state of the loader from which a run can resume.
         ahead: Whether the caller itself fetches one batch ahead of the one that its loop trains on.
         own: Batches that this rank's loader has, where that is known before the pass; None: it is counted.
-        read_log: Has the writer read the log. A reader that cannot connect, or not yet, hears of nothing that the
-            other ranks write, and a rank that waits writes nothing by which its writer would.
+        read_log: Has the writer read the log. A reader that cannot connect, or not yet, receives nothing that the
+            other ranks write. A rank that waits writes nothing, so its writer receives nothing either.
 
     Attributes:
         resumable: The loader's state where the loop is; None without `snapshot`.

@@ -34,7 +34,7 @@ from countoff.core.session.store.rendezvous import (
 )
 from countoff.core.session.subgroup import Subgroup
 from countoff.core.session.threads.participation import CLOSER, Participation, first_line
-from countoff.core.session.threads.process_threads import ProcessThreads, connect, standing_place
+from countoff.core.session.threads.process_threads import ProcessThreads, connect, place_in_use
 from countoff.core.session.threads.watchdog import Watchdog
 from countoff.core.session.threads.writer import SYNC_SECONDS, Writer, announce_stopped
 from countoff.core.verdict import Verdict
@@ -120,8 +120,10 @@ class Member:
         if self.state.complete:
             self._all_met.set()
             self._meeting.join(DRAIN_SECONDS)  # it has done its work, and is about to end
-        if answered.is_set() and self.threads is not None:  # so that it hears what the others find in the first batch
-            self.threads.listening.wait(min(SYNC_SECONDS, max(0.0, deadline - time.monotonic())))
+        if (
+            answered.is_set() and self.threads is not None
+        ):  # so that it receives what the others find in the first batch
+            self.threads.reader_connected.wait(min(SYNC_SECONDS, max(0.0, deadline - time.monotonic())))
         session = self.writer.session
         decided = answered.is_set() or ended.is_set() or participation.failure
         if not (decided or (session.connected and session.prompt)):
@@ -220,7 +222,7 @@ class Member:
                 raise RuntimeError("torch.distributed is not initialised")
             if state.leads:  # its choice is that of all ranks
                 new = 0 if keeps(store) else state.ranks[-1] + 1
-                place = standing_place(state.rank, store) or choose_place(store, new)
+                place = place_in_use(state.rank, store) or choose_place(store, new)
                 publish(store, self.number, place)
             else:
                 deadline = time.monotonic() + state.settings.deadline_seconds

@@ -89,7 +89,10 @@ class ProcessThreads:
         places_before: Where this process has met the others in earlier fits, by the beginning of the keys there, with
             what it has left there.
         connected: Set once the writer has its connection, or will have none.
-        listening: Set once the reader has its connection, or will have none although the writer has one.
+        reader_connected: Set once the reader has its connection, or will have none although the writer has one.
+        writer_thread: The thread that writes.
+        reader_thread: The thread that receives the log.
+        writer_channel: The connection of the former, once it has one.
     """
 
     def __init__(self, place: StoreAddress, session: Session, store: Any, settings: Settings) -> None:
@@ -108,16 +111,16 @@ class ProcessThreads:
         self._next_heartbeat = self._next_tending = 0.0
         self._pause = _FINISHED_POLL_SECONDS
         self.places_before: list[tuple[str, Session]] = []
-        self.speaking: Channel | None = None
-        self._listening: Channel | None = None
+        self.writer_channel: Channel | None = None
+        self._reader_channel: Channel | None = None
         self._idle: list[Channel] = []  # of threads that have ended in order: no call is under way, and none has failed
         self._keeps = True
         self._deaths: Deaths | None = None
         self.connected = threading.Event()
-        self.listening = threading.Event()
-        self.writer = self._thread("writer", self._write)
-        self.reader = self._thread("reader", self._read)
-        self._watchdog = self._thread("watchdog", self._watch)
+        self.reader_connected = threading.Event()
+        self.writer_thread = self._thread("writer", self._write)
+        self.reader_thread = self._thread("reader", self._read)
+        self._watchdog_thread = self._thread("watchdog", self._watch)
 
     def add(self, member: Served) -> bool:
         """Serves a guard from here on; False if the threads are ending, or have lost the store.
@@ -136,7 +139,7 @@ class ProcessThreads:
         member.state.outbox.tell(functools.partial(self._ready.put, writer))
         if not started:
             try:
-                for thread in (self._watchdog, self.reader, self.writer):
+                for thread in (self._watchdog_thread, self.reader_thread, self.writer_thread):
                     thread.start()
             except RuntimeError:
                 self.remove(member)
@@ -161,19 +164,19 @@ class ProcessThreads:
             self._woken.set()
             if self._deaths is not None:
                 self._deaths.wake()
-            join(self.reader, lambda: self._listening)
+            join(self.reader_thread, lambda: self._reader_channel)
         return last
 
     def close(self) -> None:
         """Ends the threads, within a second or so; one that is still connecting ends with its try to connect."""
         self._ready.put(None)
-        join(self.writer, lambda: self.speaking)
-        join(self._watchdog)
+        join(self.writer_thread, lambda: self.writer_channel)
+        join(self._watchdog_thread)
         self.lifelines.close()  # the others know by now whether this rank takes part in a fit
         self._parts.clear()
         for channel in self._idle if self._keeps else ():
             kept.keep(self.store, channel)
-        for channel in (self._listening, self.speaking):
+        for channel in (self._reader_channel, self.writer_channel):
             if channel is not None:
                 channel.release()
         # The job may open its store's port again; the store that this rank hosts still serves the others.
@@ -182,7 +185,7 @@ class ProcessThreads:
     @property
     def reached(self) -> bool:
         """Whether the store was reached at all."""
-        return self.speaking is not None
+        return self.writer_channel is not None
 
     @property
     def open(self) -> bool:
@@ -218,7 +221,7 @@ class ProcessThreads:
         if self.closing.is_set() or not self._session.connected:
             return
         try:
-            self._listening = channel = self._connect()
+            self._reader_channel = channel = self._connect()
         except Exception as error:  # the writer has a connection, so the store exists
             if self.closing.is_set():
                 return  # the guards were closed before this thread had a connection: there is nothing to report
@@ -230,7 +233,7 @@ class ProcessThreads:
                 )
             return
         finally:
-            self.listening.set()
+            self.reader_connected.set()
         try:
             while self._receive(channel):
                 pass
@@ -277,7 +280,7 @@ class ProcessThreads:
     def _write(self) -> None:
         session = self._session
         try:
-            self.speaking = channel = self._connect()
+            self.writer_channel = channel = self._connect()
             session.store_address = channel.store_address() or self.place.host, self.place.port
             session.busy_since = time.monotonic()
             session.connected = True
@@ -298,8 +301,8 @@ class ProcessThreads:
             self.connected.set()
             for member in self._all():  # this rank may send nothing from here on: that is no death
                 with contextlib.suppress(Exception):  # the store that is lost is asked once more
-                    if self.speaking is not None:
-                        announce_stopped(self._part(member.number, self.speaking), member.state)
+                    if self.writer_channel is not None:
+                        announce_stopped(self._part(member.number, self.writer_channel), member.state)
             self._lose(error)
         finally:
             session.connected = False
@@ -415,7 +418,7 @@ class ProcessThreads:
         """Lets each guard say what has happened, then ends the process by the signal that it has been sent."""
         try:
             for member in self._all():
-                member.watchdog.speak_before_the_end(member.conclude)
+                member.watchdog.explain_sigterm(member.conclude)
         finally:
             sigterm.pass_on()
 
@@ -429,7 +432,7 @@ class ProcessThreads:
             return []
 
 
-def standing_place(rank: int, store: Any) -> StoreAddress | None:
+def place_in_use(rank: int, store: Any) -> StoreAddress | None:
     """Where the guards of this process that are open meet the other ranks; None if there are none on this store."""
     with _lock:
         for (pid, owner, _), threads in list(_running.items()):

@@ -1,4 +1,4 @@
-"""The link of a process to the other ranks: its place in the log, its heartbeats, and how promptly the store answers.
+"""The session of a process with the other ranks: its place in the log, its heartbeats, how soon the store answers.
 
 All guards of a process share it, so it knows for which guard an entry of the log is. It does no I/O and lasts longer
 than the threads: a process may close all of its guards, and go on where it was in the log.

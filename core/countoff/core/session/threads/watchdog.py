@@ -192,7 +192,7 @@ class Watchdog:
             checked.wait(ANSWER_SECONDS)
         return loss_of(self._absence_of(gone[found[0]])) if found else None
 
-    def speak_before_the_end(self, conclude: Callable[[], None]) -> None:
+    def explain_sigterm(self, conclude: Callable[[], None]) -> None:
         """Prints and writes why this process has been sent a SIGTERM, if a rank of this host is lost.
 
         Other ranks of the host get that signal too: one that tells so is not the cause.

@@ -1,6 +1,6 @@
 """The writer of one guard: all that it writes to the store, so that the training thread never has to.
 
-One thread carries out the jobs of all writers of a process, in the order in which they were handed over
+One thread carries out the jobs of all writers of a process, in the order in which they were submitted
 (`process_threads.ProcessThreads`).
 """
 
@@ -68,7 +68,7 @@ class Writer:
     Attributes:
         number: Number of the guard.
         session: What the guards of this process share; one of its own until the guard has met the other ranks.
-        drained: Set once the last job is done: the one before `hand(None)`, and what that has handed over.
+        drained: Set once the last job is done: the one before `submit(None)`, and what that has submitted.
     """
 
     def __init__(self, state: State, number: int = 0) -> None:
@@ -83,7 +83,7 @@ class Writer:
         self.join(Session(state.rank, state.ranks))
 
     def join(self, session: Session) -> None:
-        """Shares a link with the other guards of this process from here on."""
+        """Shares a session with the other guards of this process from here on."""
         self.session = session
         session.register(self.number, self.state)
 
@@ -254,7 +254,7 @@ class Writer:
             self.drained.set()
         else:
             self._ending = True
-            outbox.put(None)  # behind what the jobs before it have handed over
+            outbox.put(None)  # behind what the jobs before it have submitted
 
     def look(self, channel: Channel) -> None:
         """Looks at what is polled, unless there is a job: sync points first, and verdicts."""

@@ -1,0 +1,33 @@
+"""A checkpoint in mid-epoch has the random state of the next epoch: the resumed run reads another permutation."""
+
+from pathlib import Path
+
+from accelerate import Accelerator
+from accelerate.utils import DataLoaderConfiguration, set_seed
+from torch.utils.data import DataLoader
+
+from countoff.accelerate import Countoff
+from integration_tests.reports.parts import loss_of, net, rows, sgd
+
+
+def train(wrong: bool, stage: int, folder: Path) -> None:
+    config = DataLoaderConfiguration(use_seedable_sampler=not wrong)
+    accelerator = Accelerator(cpu=True, dataloader_config=config)
+    set_seed(0)
+    model = net()
+    loader = DataLoader(rows(), batch_size=4, shuffle=True)
+    model, optimizer, loader = accelerator.prepare(model, sgd(model), loader)
+    with Countoff(accelerator) as countoff:
+        if stage == 1:
+            accelerator.load_state(str(folder))
+        for epoch in range(stage, 3):
+            loader.set_epoch(epoch)
+            resumes = stage == 1 and epoch == 1
+            active = accelerator.skip_first_batches(loader, 8) if resumes else loader
+            for number, batch in enumerate(countoff.train(active, epoch=epoch), 1):
+                accelerator.backward(loss_of(model, batch))
+                optimizer.step()
+                optimizer.zero_grad()
+                if (stage, epoch, number) == (0, 1, 8):
+                    accelerator.save_state(str(folder))
+                    return

@@ -16,6 +16,7 @@ BENCH_FLAGS ?=
 EXTRAS_FLAGS ?=
 FAULTS_FLAGS ?=
 KILLED_FLAGS ?=
+REPORTS_FLAGS ?=
 RESUMES_FLAGS ?=
 SHIPPED_FLAGS ?=
 SOAK_FLAGS ?=
@@ -44,7 +45,7 @@ extras = $(patsubst %,--extra %,$(subst $(comma), ,$(EXTRAS_$(1))))
 
 .DEFAULT_GOAL := help
 .PHONY: help demo unit unit-latest test test-gpu test-gpu-latest test-latest test-oldest test-all integration integration-latest coverage \
-	test-under-load test-composer-classic test-torchtitan test-trackers test-suites wheels wheels-extras sbom test-newest bench faults hosts killed resumes zoo shipped soak promises docs lint lock clean
+	test-under-load test-composer-classic test-torchtitan test-trackers test-suites wheels wheels-extras sbom test-newest bench faults hosts killed reports resumes zoo shipped soak promises docs lint lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -125,6 +126,9 @@ hosts: .venv/.installed ## what survivors say where ranks, hosts and links are l
 
 killed: .venv/.installed ## who is named where a rank of a real torchrun job is killed, as a table; KILLED_FLAGS="--ranks 2 4 8 --repeat 20"
 	.venv/bin/python -m integration_tests.killed_table $(KILLED_FLAGS)
+
+reports: .venv/.installed ## public reports of data that is read wrongly, as programs, wrong and right, as a table; REPORTS_FLAGS="--only verl_7401"
+	.venv/bin/python -m integration_tests.reports $(REPORTS_FLAGS)
 
 resumes: .venv/.installed ## seeded runs that stop anywhere and resume, half of them wrongly, as a table; RESUMES_FLAGS="--runs 20 --kinds torch"
 	.venv/bin/python -m integration_tests.once_resumes $(RESUMES_FLAGS)

@@ -31,8 +31,8 @@ class Said:
 
     Attributes:
         kind: Its kind.
-        sentence: Its first sentence.
-        when: The train epoch, and how many of its batches this run had begun by then.
+        sentence: What it says first.
+        when: How many batches of a train epoch this run had begun by then.
     """
 
     kind: str
@@ -62,8 +62,8 @@ class Outcome:
     @property
     def faults(self) -> list[str]:
         """What is not as it should be, in words."""
-        found = self.found.kind if self.found else "nothing"
-        wrong = [] if found == (self.report.kind or "nothing") else [f"found {found}, expected {self.report.kind}"]
+        found, due = self.found.kind if self.found else "nothing", self.report.kind or "nothing"
+        wrong = [] if found == due else [f"found {found}, expected {due}"]
         early = [said for stage in self.wrong[:-1] for said in stage]
         return [
             *wrong,
@@ -100,10 +100,10 @@ def _said(trace: Path, begun: Sequence[float]) -> Iterator[Said]:
     for fit in read([str(trace)]).runs:
         epochs = [span for span in fit.fits[0].spans if not span.is_evaluation]
         for warning in fit.warnings:
-            epoch = next((each for each in reversed(epochs) if each.begin <= warning.time), None)
-            batches = sum(epoch.begin <= each <= warning.time for each in begun) if epoch is not None else 0
-            when = f"{epoch.name}, {count_of(batches, 'batch')}" if epoch is not None else "before it"
-            yield Said(warning.kind, warning.sentence, when)
+            epoch = next(each for each in reversed(epochs) if each.begin <= warning.time)
+            batches = sum(epoch.begin <= each <= warning.time for each in begun)
+            when = count_of(batches, "batch") if batches else "before the first batch"
+            yield Said(warning.kind, warning.sentence, f"{when} of {epoch.name}")
 
 
 def train(programs: Sequence[tuple[str, bool]], stage: int, folder: str) -> list[list[float]]:

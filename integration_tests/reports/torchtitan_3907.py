@@ -33,7 +33,7 @@ class Stream(IterableDataset[Any]):
 
     def load_state_dict(self, state: Any) -> None:
         if self._wrong:
-            self._read = copy.copy(self._saved)
+            self._read = copy.deepcopy(self._saved)
         self._read.load_state_dict(state)
 
     def __iter__(self) -> Iterator[Any]:
@@ -56,7 +56,7 @@ def train(wrong: bool, stage: int, folder: Path) -> None:
             loss_of(model, batch).backward()
             optimizer.step()
             optimizer.zero_grad()
-            if step == 12 * (stage + 1):
+            if stage < 2 and step == 12 * (stage + 1):
                 state = {"model": model, "loader": loader, "countoff": countoff}
                 torch.save({name: each.state_dict() for name, each in state.items()}, folder / f"{stage}-{rank}.pt")
                 break

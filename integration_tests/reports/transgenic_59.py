@@ -22,13 +22,14 @@ def train(wrong: bool, stage: int, folder: Path) -> None:
         if stage == 1:
             accelerator.load_state(str(folder))
             resume_step = 3
-        for epoch in range(2):
-            for step, batch in enumerate(countoff.train(loader)):
-                if epoch == 0 and step < resume_step:
+        for epoch in range(stage, 3):
+            loader.set_epoch(epoch)
+            for step, batch in enumerate(countoff.train(loader, epoch=epoch)):
+                if epoch == 1 and step < resume_step:
                     continue
                 accelerator.backward(loss_of(model, batch))
                 optimizer.step()
                 optimizer.zero_grad()
-                if (stage, epoch, step) == (0, 0, 2):
+                if (stage, epoch, step) == (0, 1, 2):
                     accelerator.save_state(str(folder))
                     return

@@ -26,12 +26,13 @@ def train(wrong: bool, stage: int, folder: Path) -> None:
             countoff.load_state_dict(checkpoint["countoff"])
             if wrong:
                 loader.load_state_dict(checkpoint["loader"])
-        for epoch in range(stage, 3 if stage else 1):
+        for epoch in range(stage, 3):
             sampler.set_epoch(epoch)
-            for batch in countoff.train(loader, epoch=epoch):
+            for number, batch in enumerate(countoff.train(loader, epoch=epoch), 1):
                 loss_of(model, batch).backward()
                 optimizer.step()
                 optimizer.zero_grad()
-            if stage == 0:
-                state = {"model": model, "loader": loader, "countoff": countoff}
-                torch.save({name: each.state_dict() for name, each in state.items()}, folder / f"{rank}.pt")
+                if (stage, epoch, number) == (0, 0, 20):
+                    state = {"model": model, "loader": loader, "countoff": countoff}
+                    torch.save({name: each.state_dict() for name, each in state.items()}, folder / f"{rank}.pt")
+                    return

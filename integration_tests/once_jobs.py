@@ -152,6 +152,7 @@ class Resume:
         seed: The seed of the resumed process.
         skips_again: Whether it skips batches in the epoch behind that one, too.
         workers: Workers of each loader.
+        passes_over: Whether it takes the batches before the checkpoint from the loader, and does not train on them.
     """
 
     seedable: bool = True
@@ -159,6 +160,7 @@ class Resume:
     seed: int = 0
     skips_again: bool = False
     workers: int = 0
+    passes_over: bool = False
 
 
 _EPOCHS, _SAVED_IN, _SAVED_AFTER = 3, 1, 4
@@ -184,11 +186,13 @@ def _accelerate(run: Resume, directory: Path, resumes: bool) -> list[str]:
     if resumes:
         accelerator.load_state(str(directory))
     for epoch in range(_SAVED_IN if resumes else 0, _EPOCHS):
-        skips = resumes and (epoch == _SAVED_IN or run.skips_again)
+        skips = resumes and (epoch == _SAVED_IN or run.skips_again) and not run.passes_over
         active: Any = accelerator.skip_first_batches(loader, _SAVED_AFTER) if skips else loader
         if run.sets_epoch or not resumes:
             active.set_epoch(epoch)
         for number, batch in enumerate(countoff.train(active, epoch=epoch), 1):
+            if run.passes_over and resumes and epoch == _SAVED_IN and number <= _SAVED_AFTER:
+                continue
             train_on(model, optimizer, batch)
             if not resumes and (epoch, number) == (_SAVED_IN, _SAVED_AFTER):
                 accelerator.save_state(str(directory))

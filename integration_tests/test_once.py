@@ -117,6 +117,9 @@ RESUMES = {
     "the sampler's epoch is not set": (Resume(sets_epoch=False), [ANOTHER_ORDER]),
     "another order by a random state": (Resume(seedable=False), [ANOTHER_ORDER]),
     "another seed, with workers": (Resume(seedable=True, seed=5, workers=2), [ANOTHER_ORDER]),
+    "right, the loop passes over batches": (Resume(passes_over=True), []),
+    "the same, with workers": (Resume(passes_over=True, workers=2), []),
+    "the same, and another order by a random state": (Resume(passes_over=True, seedable=False), [ANOTHER_ORDER]),
     "batches are skipped in each epoch": (
         Resume(skips_again=True),
         [

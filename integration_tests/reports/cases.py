@@ -29,7 +29,7 @@ REPORTS = (
     Report("accelerate_4233_later", "accelerate #4233, the next epoch", "Accelerate", 2, ""),
     Report("accelerate_4071", "accelerate #4071", "Accelerate", 2, "ResumeMismatch"),
     Report("accelerate_1451", "accelerate #1451, open-instruct #681", "Accelerate", 2, "NotReadOnce"),
-    Report("transgenic_59", "transgenic #59", "Accelerate", 2, ""),
+    Report("transgenic_59", "transgenic #59", "Accelerate", 2, "ResumeMismatch"),
     Report("transformers_40690", "transformers #40690", "Trainer", 2, "ResumeMismatch"),
     Report("torchtitan_3907", "torchtitan #3907, datasets #8308", "datasets, torchdata", 3, "ResumeMismatch"),
     Report("lightning_20550", "Lightning #20550, #21765", "Lightning, torchdata", 2, "ResumeMismatch"),

@@ -223,13 +223,13 @@ class _EpochReads:
         tally = None if self.skipped else issue.sum_up(batches)
         return Place(self._rows, batches, "" if tally is None else tally.order, ahead, self._first)
 
-    def goes_on(self, place: Place, position: int) -> bool | None:
+    def goes_on(self, place: Place, position: int, *, again: bool = False) -> bool | None:
         """Returns whether a resumed epoch goes on in the order that it had before a checkpoint."""
         issue = self._issue
         now = issue.digest_of(1)
         if self._rows is None or place.rows != self._rows or not now:
             return None
-        if self._spun:  # the batches before the checkpoint have been issued again
+        if self._spun or (again and not self.skipped and not issue.begun):  # those before it have been issued again
             tally = issue.sum_up(place.batches) if place.order and position == place.batches else None
             return None if tally is None else tally.order == place.order
         before = place.ahead.get(position + 1)

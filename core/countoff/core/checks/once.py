@@ -255,12 +255,13 @@ class EpochReads(Protocol):
         """
         ...
 
-    def goes_on(self, place: Place, position: int) -> bool | None:
+    def goes_on(self, place: Place, position: int, *, again: bool = False) -> bool | None:
         """Returns whether a resumed epoch goes on in the order that it had before a checkpoint; None if nothing tells.
 
         Args:
             place: That of the checkpoint.
             position: Batches of the epoch that are not trained on again.
+            again: Whether the loop has taken these from the loader, and passed over them.
         """
         ...
 

@@ -513,7 +513,18 @@ class Resumes(Check):
             return
         if record.left != 0 and _comparable(record, observed, self._plan):
             self._say(judge_data(record, observed, self._plan.gradient_accumulation_steps or 1))
-        self._say(judge_order(record, self._data.order) or judge_seed(record, self._data.order, self._passed_over()))
+        order = self._data.order
+        self._say(judge_order(record, order) or judge_seed(record, order, self._passed_over()) or self._passed_others())
+
+    def _passed_others(self) -> Verdict | None:
+        """Tells whether the loop has passed over as many batches as were trained on, and they were other ones."""
+        record, reads, accumulation = self._record, self._once.reads, self._plan.gradient_accumulation_steps or 1
+        if record is None or record.issued is None or reads is None or not record.batches or record.left == 0:
+            return None
+        passed = (self._handed or 0) - accumulation
+        if self._skipped or passed != record.batches or not _reads_alike(record, self._plan, self._data.dp_rank):
+            return None
+        return judge_issued(record, passed) if reads.goes_on(record.issued, passed, again=True) is False else None
 
     def _passed_over(self) -> int:
         """Samples of the epoch, of all ranks, that this run is sure to have passed over before its first step."""

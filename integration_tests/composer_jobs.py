@@ -191,7 +191,7 @@ def fit_and_record(job: Job) -> dict[str, Any]:
         trainer.close()
         bar.seek(0)
         bars = {found.group(1) for found in re.finditer(r"/(\d+) *\[", bar.read())}  # drawn when there is time
-    lines = [line.rstrip(":") for line in console.getvalue().splitlines() if line.startswith("[epoch=")]
+    lines = [line.rstrip(":") for line in console.getvalue().splitlines() if line.startswith("[")]
     logged = {name: values[-1][1] for name, values in memory.data.items() if name.startswith("countoff/")}
     told = [line.strip() for line in console.getvalue().splitlines() if "countoff/" in line]
     return {**result, "console": lines, "rates": rates, "logged": logged, "bars": bars, "told": told}

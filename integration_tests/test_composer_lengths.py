@@ -123,7 +123,7 @@ def test_totals_of_an_iterable_are_fixed_after_an_epoch(run_ranks):
 
 def test_the_console_has_one_line_of_the_totals(run_ranks):
     """It comes with the first line of the fit, and none comes with an evaluation; loggers get each number once."""
-    jobs = [Job(even=66, evals=[2, 2]), Job(even=66, evals=[2, 2], options={"totals": "off"})]
+    jobs = [Job(even=66, evals=[12, 12]), Job(even=66, evals=[12, 12], options={"totals": "off"})]
     results = run_ranks(fit_and_record_all, 2, jobs, deadline_seconds=120)
     shown, off = results[0].value
     assert shown["told"] == [
@@ -132,6 +132,7 @@ def test_the_console_has_one_line_of_the_totals(run_ranks):
     ]
     assert (off["told"], off["logged"]) == ([], {})
     assert seen(off) == seen(shown)
+    assert shown["console"][-1] == "[Eval batch=12/12] Eval on digits0 data"
 
 
 def go_on(job: Job) -> list[int]:

@@ -249,9 +249,8 @@ class ComposerFit:
         self.guard.step()
         self.fit.stepped()
 
-    def _length(self) -> int | None:
-        """The true batches of the evaluation or of the train epoch that goes on; None if they are not known."""
-        return self.evaluations.length if self.evaluations.is_open else self._epoch_batches
+    def _length(self, train: bool) -> int | None:
+        return self._epoch_batches if train else self.evaluations.length
 
     def _show(self, batches: int | None, *, train: bool) -> None:
         if self._settings.totals != "off":

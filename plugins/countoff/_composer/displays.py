@@ -61,16 +61,17 @@ def show(state: Any, batches: int | None, *, train: bool) -> None:
                 of.pbar.refresh()
 
 
-def show_in_console(state: Any, length: Callable[[], int | None]) -> Callable[[], None]:
+def show_in_console(state: Any, length: Callable[[bool], int | None]) -> Callable[[], None]:
     """Has the console write the true length; returns a function that ends that.
 
     Args:
         state: Composer's State.
-        length: Returns the true batches of the pass that goes on; None if they are not known.
+        length: Returns the true batches of a train epoch (True), or of the last evaluation that began (False); None if
+            they are not known.
     """
 
-    def write(method: Callable[..., Any], data: Any, state: Any, *arguments: Any, **options: Any) -> None:
-        method(data, _Shown.of(state, length()), *arguments, **options)
+    def write(method: Callable[..., Any], data: Any, state: Any, prefix: str = "", is_train: bool = True) -> None:
+        method(data, _Shown.of(state, length(is_train)), prefix, is_train)
 
     consoles = [each for each in state.callbacks if isinstance(each, ConsoleLogger) and _as_composer(each, _CONSOLE)]
     hooks = [MethodHook(each, "log_to_console", instead=write) for each in consoles]

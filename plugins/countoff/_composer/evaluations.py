@@ -27,7 +27,7 @@ class Evaluations:
         fixes: Whether lengths are set where they are proven.
 
     Attributes:
-        length: The true batches of the evaluation that goes on, by its arithmetic or by those before it; None if they
+        length: The true batches of the last evaluation that began, by its arithmetic or by those before; None if they
             are not known.
     """
 
@@ -42,11 +42,6 @@ class Evaluations:
         self._open: tuple[LoaderReport, LoaderObserver] | None = None
         self._observed = ObservedLengths()
         self.length: int | None = None
-
-    @property
-    def is_open(self) -> bool:
-        """Whether an evaluation goes on."""
-        return self._open is not None
 
     @property
     def reports(self) -> dict[str, LoaderReport]:

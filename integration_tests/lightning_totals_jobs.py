@@ -110,7 +110,7 @@ class Found:
 def model_of(package: Any, pause: float = 0.0) -> Any:
     """A linear classifier of the package's module class, which notes the steps at which it was validated.
 
-    It pauses in each batch, for bars that a thread draws.
+    It pauses in each batch and after each pass, for bars that a thread draws.
     """
 
     class Model(package.LightningModule):
@@ -130,8 +130,12 @@ def model_of(package: Any, pause: float = 0.0) -> Any:
 
         test_step = validation_step
 
+        def on_train_epoch_end(self) -> None:
+            time.sleep(pause)
+
         def on_validation_epoch_end(self) -> None:
             self.validated.append(self.trainer.global_step)
+            time.sleep(pause)
 
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), lr=0.1)

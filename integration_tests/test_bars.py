@@ -1,0 +1,18 @@
+"""The table of what progress bars show, as it stands in the documentation."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.test_docs import DOCS, ROOT
+
+
+@pytest.mark.nightly
+def test_bars_show_what_the_page_says() -> None:
+    for framework in ("lightning", "composer", "transformers"):
+        pytest.importorskip(framework)
+    command = [sys.executable, "-m", "integration_tests.bars"]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout in (DOCS / "seeing.md").read_text()

@@ -1,6 +1,7 @@
 """`skip_first_batches` makes a loader that begins with epoch 0: a run resumed in epoch 1 reads the order of epoch 0."""
 
 from pathlib import Path
+from typing import Any
 
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration, set_seed
@@ -21,7 +22,7 @@ def train(wrong: bool, stage: int, folder: Path) -> None:
             accelerator.load_state(str(folder))
         for epoch in range(stage, 3):
             loader.set_epoch(epoch)
-            active = loader
+            active: Any = loader
             if stage == 1 and epoch == 1:
                 active = accelerator.skip_first_batches(loader, 8)
                 if wrong:

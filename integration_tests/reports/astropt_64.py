@@ -1,6 +1,7 @@
 """A stream of `datasets` that is not split: every rank reads all of it, in the same order."""
 
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 from datasets import Dataset
@@ -16,7 +17,7 @@ from integration_tests.reports.parts import loss_of, net, sgd
 def train(wrong: bool, stage: int, folder: Path) -> None:
     images, labels = digits()
     table = Dataset.from_dict({"images": images[:160].tolist(), "labels": labels[:160].tolist()})
-    stream = table.to_iterable_dataset(num_shards=2).with_format("torch")
+    stream: Any = table.to_iterable_dataset(num_shards=2).with_format("torch")
     if not wrong:
         stream = split_dataset_by_node(stream, dist.get_rank(), dist.get_world_size())
     model = DistributedDataParallel(net())

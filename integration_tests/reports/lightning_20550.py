@@ -36,7 +36,7 @@ class Net(lightning.LightningModule):
 class Stop(lightning.Callback):
     """Ends the first run where it has written its checkpoint."""
 
-    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         trainer.should_stop = trainer.global_step == 8
 
 

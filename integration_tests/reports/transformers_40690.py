@@ -13,7 +13,7 @@ from integration_tests.trainer_jobs import Digits, Linear, collate
 
 def skip_first_batches(loader: Any, num_batches: int = 0) -> Any:
     """What the Trainer of the report gets from Accelerate: a loader that begins with epoch 0."""
-    skipped = accelerate.skip_first_batches(loader, num_batches)
+    skipped: Any = accelerate.skip_first_batches(loader, num_batches)
     skipped.iteration = 0
     return skipped
 

@@ -9,7 +9,8 @@ A warning follows from one of these proofs only, and nothing else:
 
 - the position that the framework has restored is not that of the record;
 - an optimizer step was applied to batches that the record has as trained on, shown by their fingerprints;
-- the loader's sampler issues other rows at the place of the checkpoint than it did before, of the same dataset;
+- the loader's sampler issues other rows at the place of the checkpoint, or until there, than it did before, of the same
+  dataset;
 - the learning-rate schedule stands at another tick, or begins again with the rates of the run's first steps.
 
 Ranks resume alike, or the roll call has named the difference before. So only rank 0 compares with its record.

@@ -271,7 +271,7 @@ def begins_several(way: str) -> None:
 
 def test_the_guards_of_a_process_share_their_threads(run_ranks):
     """There are three threads for any number of guards of the same ranks, and none once the last one has ended."""
-    three = ["countoff reader", "countoff writer", "countoff watchdog"]
+    three = ["countoff reader", "countoff watchdog", "countoff writer"]
     results = run_ranks(has_many_guards, 2)
     assert [result.value for result in results] == [(three, [5] * 7, three, [])] * 2, results
     assert not any(verdict_lines(result) for result in results), results

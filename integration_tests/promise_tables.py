@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +21,9 @@ from integration_tests.faults.cases import CANNOT, CASES
 from integration_tests.faults.matrix import Row, run_cell
 from integration_tests.harness import RankResult, run_ranks
 from integration_tests.killed_script import MOMENTS, RUNS
+from integration_tests.reports.cases import REPORTS
+from integration_tests.reports.runner import Outcome
+from integration_tests.reports.runner import run as run_reports
 from integration_tests.zoo.registry import FAMILIES, programs_of
 from integration_tests.zoo.runner import Findings, run_programs
 
@@ -153,6 +157,20 @@ def _count_killed(outcomes: Mapping[str, killed_table.Outcome]) -> Found:
     return {"jobs": len(outcomes), "named": len(outcomes) - len(wrong), "wrong": wrong}
 
 
+def _reports(framework: str) -> list[Outcome]:
+    columns = {"Accelerate": "accelerate", "Lightning": "lightning", "Trainer": "transformers"}
+    chosen = [each for each in REPORTS if columns.get(re.split(r"\W", each.framework)[0], "torch") == framework]
+    with tempfile.TemporaryDirectory() as directory:
+        return run_reports(chosen, Path(directory))
+
+
+def _count_reports(outcomes: Sequence[Outcome]) -> Found:
+    missed = [each.report.names for each in outcomes if each.found is None or each.faults]
+    heard = [f"{each.report.names}, the right program" for each in outcomes if any(each.right)]
+    named, silent = len(outcomes) - len(missed), len(outcomes) - len(heard)
+    return {"reports": len(outcomes), "named": named, "silent": silent, "wrong": [*missed, *heard]}
+
+
 Resumed = tuple[once_resumes.Case, list[str], str]
 
 
@@ -268,6 +286,16 @@ PARTS: Mapping[str, Part] = {
         [
             ("a run that resumes rightly hears nothing", "silent", "right"),
             ("a run that resumes wrongly is named, with the right numbers of samples", "named", "wrongly"),
+        ],
+    ),
+    "reports": Part(
+        "make reports",
+        ["torch", "lightning", "accelerate", "transformers"],
+        _reports,
+        _count_reports,
+        [
+            ("a program with the fault of a public report is named", "named", "reports"),
+            ("the same program without that fault hears nothing", "silent", "reports"),
         ],
     ),
     "remedies": Part(

@@ -13,8 +13,11 @@ from integration_tests.faults.matrix import Row
 from integration_tests.harness import RankResult
 from integration_tests.promise_tables import COUNTED_LOOP, FRAMEWORKS, PARTS
 from integration_tests.remedy_jobs import TORCH
+from integration_tests.reports.cases import REPORTS
+from integration_tests.reports.runner import Outcome, Said
 from integration_tests.zoo.runner import Findings
 
+SAID = Said(REPORTS[0].kind, "…", "1 batch of train epoch 1")
 JOB = next((name, words) for name, case in TORCH.items() for words in case.mended)
 RETURNED: dict[str, tuple[Any, dict[str, int]]] = {
     "zoo": ([Findings({"b[on]": "said"}, ["a[off]", "a[on]", "b[off]", "b[on]"], 1.0)], {"programs": 2, "silent": 1}),
@@ -54,6 +57,10 @@ RETURNED: dict[str, tuple[Any, dict[str, int]]] = {
             (once_resumes.Case.of(3), [], ""),
         ],
         {"right": 2, "silent": 1, "wrongly": 2, "named": 1},
+    ),
+    "reports": (
+        [Outcome(REPORTS[0], ((), (SAID,)), ((), ())), Outcome(REPORTS[1], ((), ()), ((), (SAID,)))],
+        {"reports": 2, "named": 1, "silent": 1},
     ),
     "remedies": ([RankResult(0, {JOB: [("LostRank", "…")]}, 0, "", "", 1.0)], {"remedies": 1, "silent": 0}),
 }

@@ -46,15 +46,18 @@ def show(trainer: Any, kind: str, batches: int | None, *, ended: bool = False) -
     return True
 
 
-def give_back(trainer: Any, kind: str) -> None:
+def give_back(trainer: Any, kind: str, batches: int) -> None:
     """Sets the total that Lightning has itself: an epoch or an evaluation has more batches than those before it.
 
     Args:
         trainer: Lightning's Trainer.
         kind: What the bar is of: ``train``, ``val`` or ``test``.
+        batches: The total that was shown. A bar with another one, as of its user's own, is left alone.
     """
     callback = trainer.progress_bar_callback
     if not _counts_as_lightning(callback, kind) or not callback.is_enabled or (bar := _bar(callback, kind)) is None:
+        return
+    if bar.total != batches:
         return
     own = getattr(callback, _COUNTING[kind][1].format(kind))
     _set(callback, bar, None if _of_tqdm(bar) and math.isinf(own) else own)

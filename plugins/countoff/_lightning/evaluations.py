@@ -69,7 +69,7 @@ class Evaluations:
             loader_index: Which of the evaluation's loaders it is from.
         """
         if self._shown is not None and self._seen.get(loader_index) == self._shown:
-            bars.give_back(self._trainer, self._kind)
+            bars.give_back(self._trainer, self._kind, self._shown)
         if isinstance(self._pass, EvenLoaders):
             self._guard.batch()
             return

@@ -111,7 +111,7 @@ class TrainEpochs:
         if not self._shown:
             self.show_total(self._fit.epoch_batches)
         if index == self._total:
-            bars.give_back(self._trainer, "train")
+            bars.give_back(self._trainer, "train", index)
 
     def leave(self) -> bool:
         """Takes back what stands on Lightning's objects for one epoch, which it sets anew in the next one.

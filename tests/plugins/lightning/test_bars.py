@@ -19,4 +19,4 @@ def test_a_disabled_bar_is_not_looked_for(kind: type, enabled: bool) -> None:
     if not enabled:
         bar.disable()
     assert bars.show(trainer, "train", 8) is not enabled
-    bars.give_back(trainer, "train")
+    bars.give_back(trainer, "train", 8)

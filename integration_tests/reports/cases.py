@@ -26,7 +26,7 @@ class Report:
 
 REPORTS = (
     Report("accelerate_4233", "accelerate #4233", "Accelerate", 2, "ResumeMismatch"),
-    Report("accelerate_4233_later", "accelerate #4233, the next epoch", "Accelerate", 2, ""),
+    Report("accelerate_4233_later", "accelerate #4233, the next epoch", "Accelerate", 2, "SameOrder"),
     Report("accelerate_4071", "accelerate #4071", "Accelerate", 2, "ResumeMismatch"),
     Report("accelerate_1451", "accelerate #1451, open-instruct #681", "Accelerate", 2, "NotReadOnce"),
     Report("transgenic_59", "transgenic #59", "Accelerate", 2, "ResumeMismatch"),
@@ -35,7 +35,7 @@ REPORTS = (
     Report("lightning_20550", "Lightning #20550, #21765", "Lightning, torchdata", 2, "ResumeMismatch"),
     Report("lightning_21938", "Lightning #21938", "Lightning", 2, ""),
     Report("lightning_15734", "Lightning #15734", "Lightning", 1, "DuplicateData"),
-    Report("megatron_bridge_4565", "Megatron-Bridge #4565", "torch", 2, ""),
+    Report("megatron_bridge_4565", "Megatron-Bridge #4565", "torch", 2, "NotReadOnce"),
     Report("verl_7401", "verl #7401", "torch, torchdata", 2, "ShortRun"),
     Report("astropt_64", "astroPT #64", "torch, datasets", 1, "DuplicateData"),
     Report("opentau_498", "OpenTau #498", "Accelerate", 1, "StreamsDiffer"),

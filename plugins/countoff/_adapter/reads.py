@@ -169,6 +169,7 @@ class _EpochReads:
 
     Attributes:
         skipped: Batches of the epoch before that one, with those that the fit does not count.
+        first: Digest of the indices of the first batch that was issued; empty if it is not known.
     """
 
     def __init__(
@@ -191,7 +192,7 @@ class _EpochReads:
         self._planned = planned
         self._in_order = in_order
         self._spun = spun
-        self._first = "" if self.skipped else issue.digest_of(1)
+        self.first = issue.digest_of(1)
 
     def reading(self, batches: int) -> Callable[[], tuple[Reading, Marks] | None] | None:
         """Returns what tells of the epoch; see `countoff.core.checks.once.EpochReads`, also below."""
@@ -215,13 +216,20 @@ class _EpochReads:
 
         return make
 
+    def order(self, batches: int) -> str:
+        """Returns the digest of all that has been issued."""
+        tally = self._issue.sum_up(batches - self._unseen)
+        return "" if tally is None else tally.order
+
     def place(self, batches: int) -> Place | None:
         """Returns what has been issued around a place in the epoch."""
         issue, first = self._issue, batches - self.skipped
         numbers = range(max(1, first), min(issue.issued, first + _AHEAD) + 1)
         ahead = {number + self.skipped: digest for number in numbers if (digest := issue.digest_of(number))}
         tally = None if self.skipped else issue.sum_up(batches)
-        return Place(self._rows, batches, "" if tally is None else tally.order, ahead, self._first)
+        return Place(
+            self._rows, batches, "" if tally is None else tally.order, ahead, "" if self.skipped else self.first
+        )
 
     def goes_on(self, place: Place, position: int, *, again: bool = False) -> bool | None:
         """Returns whether a resumed epoch goes on in the order that it had before a checkpoint."""

@@ -80,21 +80,21 @@ def sampling_of(loader: Any, *, dp_rank: int, dp_degree: int) -> Sampling:
     """
     if not isinstance(loader, DataLoader):
         return UNKNOWN
-    is_sharded, order, shuffled = isinstance(loader, accelerate_classes("DataLoaderDispatcher")), None, None
+    is_sharded, shuffled = isinstance(loader, accelerate_classes("DataLoaderDispatcher")), None
     # A StreamingDataset with `replication` gives groups of ranks the same samples on purpose.
     replication = attribute_of(loader.dataset, "replication")
     comparable = type(replication) is not int or replication <= 1
     for sampler in samplers_of(loader):
         if isinstance(sampler, DistributedSampler):
             is_sharded |= (sampler.rank, sampler.num_replicas) == (dp_rank, dp_degree)
-            order = _order(sampler)
-            shuffled = None if order is None else (sampler.epoch, reported_length(sampler.dataset) or 0, sampler.seed)
+            if sampler.shuffle and type(sampler).__iter__ is DistributedSampler.__iter__:
+                shuffled = sampler.epoch, reported_length(sampler.dataset) or 0, sampler.seed
         elif isinstance(sampler, accelerate_classes("BatchSamplerShard", "IterableDatasetShard")):
             # Accelerate itself computes this share: where it differs from the plan, the plan is incomplete.
             is_sharded = comparable = (sampler.process_index, sampler.num_processes) == (dp_rank, dp_degree)
         elif isinstance(sampler, accelerate_classes("SeedableRandomSampler")):
             shuffled = sampler.epoch, reported_length(sampler) or 0, sampler.initial_seed
-    return Sampling(is_sharded, order, comparable, shuffled, _workers_in_turn(loader))
+    return Sampling(is_sharded, comparable, shuffled, _workers_in_turn(loader))
 
 
 def _workers_in_turn(loader: DataLoader[Any]) -> int:
@@ -102,13 +102,6 @@ def _workers_in_turn(loader: DataLoader[Any]) -> int:
     alone = isinstance(loader, accelerate_classes("DataLoaderDispatcher")) or not iterates_as_torch(loader)
     in_turn = isinstance(loader.dataset, IterableDataset) and attribute_of(loader, "in_order") is not False
     return 0 if alone or not in_turn else loader.num_workers
-
-
-def _order(sampler: DistributedSampler[Any]) -> tuple[Any, ...] | None:
-    """Returns what alone determines the order of an epoch; None if something else does too."""
-    if not sampler.shuffle or type(sampler).__iter__ is not DistributedSampler.__iter__:
-        return None
-    return sampler.seed, sampler.epoch, reported_length(sampler.dataset)
 
 
 def samplers_of(loader: DataLoader[Any]) -> Iterator[Any]:

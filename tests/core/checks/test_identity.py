@@ -156,15 +156,18 @@ class Passes:
         steps: int = 3,
         batches: Any = None,
         epoch: int | None = None,
+        skipped: int = 0,
+        begun_as: Any = None,
     ) -> bool:
         """Runs one pass; returns whether it has repeated the order of the epoch before it."""
         self.epoch = self.epoch + 1 if epoch is None else epoch
-        span = SpanCounters(f"train epoch {self.epoch}")
+        span = SpanCounters(f"train epoch {self.epoch}", started=skipped)
         self.data.span_opened(span, self.epoch)
+        self.data.begun_as = begun_as
         for batch in (self.batches if batches is None else batches)[: 2 if short else None]:
             span.started += 1
             if self.data.fingerprints_due:
-                self.data.read(batch, Sampling(order=("seed", 0)))
+                self.data.read(batch, Sampling(shuffled=(0, 12, 7)))
         self.state.steps += steps
         self.data.is_whole = whole
         self.data.span_closing(span, "exhausted" if exhausted else "stopped", orderly=True)
@@ -185,6 +188,19 @@ def test_the_same_order_of_other_data_is_no_finding():
     assert not passes.run(batches=[torch.rand(4, 64) for _ in range(3)])
     assert not passes.run()
     assert not any(passes.run(batches=[object()] * 3) for _ in range(2))
+
+
+def test_the_order_of_an_epoch_that_another_run_has_begun_is_known_from_the_checkpoint():
+    begun = Passes()
+    begun.run(short=True)
+    order, prints = begun.data.order, begun.data.prints
+    assert order is not None
+    for left, again in (((order, prints), True), (((5, *order[1:]), prints), False), (None, False)):
+        passes = Passes()
+        passes.batches = begun.batches
+        rest = [torch.rand(4, 64) for _ in range(2)]
+        assert not passes.run(batches=rest, skipped=1, begun_as=left)
+        assert passes.run() is again
 
 
 def test_a_second_pass_over_one_epoch_is_meant():

@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from countoff.core import FitPlan, Guard, Settings
 from countoff.core.checks.data import Sampling
+from countoff.core.checks.once import Place
 from countoff.core.checks.resume import (
     UNREADABLE,
     Observed,
@@ -365,3 +367,46 @@ def test_a_second_resume_that_begins_where_the_first_one_did_is_found():
         name: value for name, value in record.to_json().items() if name not in ("since", "since_batches", "issued")
     }
     assert ResumeRecord.from_json(older) == replace(record, since=(), since_batches=0)
+
+
+class Issued:
+    """What the sampler has issued in one pass: these batches, each with a digest of its own."""
+
+    skipped = 0
+
+    def __init__(self, batches: Sequence[int]) -> None:
+        self.first = str(batches[0])
+        self._batches = batches
+
+    def order(self, batches: int) -> str:
+        return str(self._batches)
+
+    def goes_on(self, place: Place, position: int, *, again: bool = False) -> bool | None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("rest", "following", "first", "said"),
+    [
+        ((3, 4, 5), (3, 4, 5), "0", True),
+        ((3, 4, 5), (0, 1, 2, 3, 4, 5), "0", False),
+        ((3, 4, 5), (3, 5, 4), "0", False),  # another order, which begins alike
+        ((3, 4, 5), (3, 4, 5), "", False),  # nobody knows how the epoch began
+        ((0, 1, 2), (0, 1, 2), "0", False),  # the epoch began again, as its data tells
+    ],
+)
+def test_a_sampler_that_keeps_the_place_of_the_checkpoint_is_named_in_the_next_epoch(
+    capsys: pytest.CaptureFixture[str], rest: Sequence[int], following: Sequence[int], first: str, said: bool
+) -> None:
+    record = {**record_after(3), "prints": [], "issued": Place(6, 3, "", {}, first).to_json()}
+    loop = Loop(record)
+    for epoch, issued in enumerate((rest, following)):
+        loop.guard.train_start(epoch, position=0 if epoch else 3)
+        loop.guard.once.reads = Issued(issued)  # pyright: ignore[reportAttributeAccessIssue]
+        loop.guard.resumes.look_at_order()
+        for _ in issued:
+            loop.guard.batch()
+            loop.guard.step()
+        loop.guard.train_end("exhausted")
+    text = "train epoch 1 has skipped its first 3 batches on each rank, like the epoch in which the run resumed."
+    assert (text in capsys.readouterr().err) is said

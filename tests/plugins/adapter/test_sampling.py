@@ -60,19 +60,19 @@ def test_data_is_sharded_for_the_rank_that_the_sampler_names(rank, replicas, is_
 
 def test_the_order_follows_from_seed_and_epoch():
     loader = distributed(seed=3)
-    first = of(loader).order
+    first = of(loader).shuffled
     assert first is not None
-    assert of(loader).order == first
+    assert of(loader).shuffled == first
     loader.sampler.set_epoch(1)  # pyright: ignore[reportAttributeAccessIssue]
-    assert of(loader).order != first
-    assert of(distributed(seed=4)).order != first
+    assert of(loader).shuffled != first
+    assert of(distributed(seed=4)).shuffled != first
 
 
 def test_an_order_without_a_shuffle_or_by_a_custom_sampler_is_unknown():
-    assert of(distributed(shuffle=False)).order is None
+    assert of(distributed(shuffle=False)).shuffled is None
     own = CustomIteration(DATA, num_replicas=2, rank=1)
     assert of(DataLoader(DATA, sampler=own)) == Sampling(is_sharded=True)
-    assert of(DataLoader(DATA, sampler=RandomSampler(DATA))).order is None
+    assert of(DataLoader(DATA, sampler=RandomSampler(DATA))).shuffled is None
 
 
 def batch_shard(process: int, processes: int, loader: DataLoader[Any]) -> DataLoader[Any]:
@@ -101,7 +101,7 @@ def test_ranks_are_not_compared_where_the_data_set_replicates():
 
 def test_a_sampler_inside_a_shard_determines_the_order():
     loader = distributed(rank=0, replicas=1)
-    assert of(batch_shard(1, 2, loader)).order == of(loader).order
+    assert of(batch_shard(1, 2, loader)).shuffled == of(loader).shuffled
 
 
 class Own(Sampler[int]):

@@ -86,8 +86,7 @@ SAME_ORDER = VerdictKind(
     ends=False,
     causes={
         "": Cause(
-            "A DistributedSampler shuffles by its seed and its epoch, and its epoch has not changed: set_epoch was not "
-            "called."
+            "The sampler shuffles by its seed and its epoch, and its epoch has not changed: set_epoch was not called."
         )
     },
 )
@@ -102,17 +101,14 @@ class Sampling(NamedTuple):
 
     Attributes:
         is_sharded: Whether it gives this dp_rank a shard of its own by construction.
-        order: What determines the order in which it shuffles: two epochs in which this is equal have the same order.
-            None where it does not shuffle, or where nothing but the data can tell.
         comparable: Whether the ranks' plan tells which of them read the same data; if not, nothing is compared.
-        shuffled: The epoch by which it shuffles, the samples that it shuffles, and its seed; None where it does not
-            shuffle by an epoch, or does not show it.
+        shuffled: The epoch by which it shuffles, the samples that it shuffles, and its seed: two epochs in which these
+            are equal have the same order. None where it does not shuffle by an epoch, or does not show it.
         workers: Workers of the loader that each hold a copy of an iterable dataset, and give a batch in turn; 0 where
             there are none.
     """
 
     is_sharded: bool = False
-    order: Hashable = None
     comparable: bool = True
     shuffled: tuple[int, int, int] | None = None
     workers: int = 0
@@ -141,6 +137,8 @@ class DataIdentity(Check):
             sets it before the epoch ends, where the framework says so.
         order: The epoch by which the sampler shuffled the last train epoch of which a batch was read, the number of
             that train epoch, the samples that were shuffled, and the seed; None where the sampler does not show it.
+        begun_as: The `order` of the open train epoch and the `prints` of its first batches, as another run that has
+            begun it has left them in a checkpoint; None where there is none. Set when the epoch has been opened.
         repeats_order: Whether the train epoch that has closed last was whole, in the order of the whole one before it.
         found: Whether ranks are known to read the same, or other streams than they should. Known on the first rank.
     """
@@ -153,6 +151,7 @@ class DataIdentity(Check):
         self._stage = 0
         self.dp_degree = state.world_size
         self.order: tuple[int, int, int, int] | None = None
+        self.begun_as: tuple[tuple[int, int, int, int], tuple[str, ...]] | None = None
         self._state = state
         self._datasets_differ = datasets_differ
         self._others: Others | None = None
@@ -165,7 +164,6 @@ class DataIdentity(Check):
         self._span: SpanCounters | None = None
         self._stream: Callable[[], StreamFacts | None] = _no_stream
         self._streams_told = False
-        self._order: Hashable = None
         self._last_order: Hashable = None
         self._last_epoch = 0
 
@@ -202,7 +200,7 @@ class DataIdentity(Check):
         self._span = span if self.fingerprints_due else None
         self._epoch = epoch
         self.is_whole = False
-        self._read, self._order, self._workers = [], None, 0
+        self._read, self._workers, self.begun_as = [], 0, None
         self._stream = _no_stream
         dealt = self.fingerprints_due and self._others is not None and not self._streams_told
         self.elements = FirstElements() if dealt else None
@@ -243,7 +241,7 @@ class DataIdentity(Check):
             self._ever_read = True
             if stream is not None and self.elements is not None:
                 self._stream = stream
-            self._order, self._is_sharded = sampling.order, sampling.is_sharded
+            self._is_sharded = sampling.is_sharded
             if sampling.shuffled is not None:
                 by, samples, seed = sampling.shuffled
                 self.order = int(by), self._epoch, samples, int(seed)  # a loop may give them as numbers of numpy's
@@ -302,9 +300,12 @@ class DataIdentity(Check):
         The same order of other data is right, as where a buffer is filled again before each pass. So is a short pass in
         the order of the epoch behind it, as in a search for a learning rate, and another pass over one epoch.
         """
-        prints, last, epoch = self.prints, self._last_order, self._last_epoch
-        known = (exhausted or self.is_whole) and self._order is not None and len(prints) > 1
-        self._last_order, self._last_epoch = (self._order, self._first, prints) if known else None, self._epoch
+        prints, first, order, last, epoch = self.prints, self._first, self.order, self._last_order, self._last_epoch
+        if self.begun_as is not None and self.begun_as[0] == order:
+            first, prints = 1, self.begun_as[1]
+        known = (exhausted or self.is_whole) and order is not None and len(prints) > 1
+        self._last_order = ((order[0], *order[2:]), first, prints) if known and order is not None else None
+        self._last_epoch = self._epoch
         return known and self._last_order == last and self._epoch != epoch
 
     def _known(self) -> list[Fingerprint]:

@@ -65,7 +65,8 @@ NOT_READ_ONCE = VerdictKind(
         ),
         SKIPPED: Cause(
             "Batches are skipped in the epoch in which the run resumes. In a later epoch nobody has read them.",
-            "skip batches only in the epoch of the checkpoint: before the next one, take the whole loader again.\n"
+            "skip batches only in the epoch of the checkpoint: before the next one, take the whole loader again, or "
+            "let a sampler of your own begin again with its first batch.\n"
             "if it is meant: levels={'NotReadOnce': 'off'}.",
         ),
     },
@@ -237,6 +238,19 @@ class EpochReads(Protocol):
     @property
     def skipped(self) -> int:
         """Batches of the epoch before the first one that was issued."""
+        ...
+
+    @property
+    def first(self) -> str:
+        """Digest of the indices of the first batch that was issued; empty if it is not known."""
+        ...
+
+    def order(self, batches: int) -> str:
+        """Returns the digest of the indices of all batches that were issued, in their order; empty if it is not known.
+
+        Args:
+            batches: Batches of the epoch that the fit has counted.
+        """
         ...
 
     def reading(self, batches: int) -> Callable[[], tuple[Reading, Marks] | None] | None:

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, cast
 from countoff.core import formats
 from countoff.core.checks.check import Check, FitStart, Others, RankState
 from countoff.core.checks.data import DataIdentity
-from countoff.core.checks.once import Once, Place, judge_skipped
+from countoff.core.checks.once import EpochReads, Once, Place, judge_skipped
 from countoff.core.data.fingerprint import Fingerprint, PendingFingerprint, begin_fingerprint
 from countoff.core.messages import clip, count_of, number_of
 from countoff.core.protocol.counters import SpanCounters
@@ -315,6 +315,8 @@ class Resumes(Check):
         self._resumes_here = False  # whether the open train epoch is the first one since the checkpoint
         self._was_left = False  # whether the loop has left that epoch before its end, and begun no other one
         self._judged = False  # whether its data has been compared
+        self._reads: EpochReads | None = None  # what the open train epoch reads
+        self._rest: tuple[int, str] | None = None  # batches before the checkpoint, and the order of those behind it
 
     def fit_started(self, start: FitStart, others: Others | None) -> None:  # noqa: D102
         del others  # this rank alone compares
@@ -350,6 +352,8 @@ class Resumes(Check):
             self._say(judge_skipped(span.name, span.started))
         self._resumes_here, self._resumed = self._record is not None and not self._resumed, True
         if self._resumes_here and self._record is not None:
+            if self._record.order is not None and self._record.epoch == epoch:
+                self._data.begun_as = self._record.order, self._record.prints
             found = judge_position(self._record, self._plan, epoch, span.started, self._restored)
             self._judged = found is not None  # what is read and trained on follows from it
             self._say(found or judge_steps(self._record, self._restored))
@@ -382,6 +386,7 @@ class Resumes(Check):
         if span is self._span:  # `DataIdentity` has been told before
             if self._resumes_here and not self._judged and self._goes_beyond(span):
                 self._judge_data()
+            self._look_at_rest(span, reason)
             self._was_left = self._state.evidence.own_loop and reason == "stopped" and not span.ends
             if not self._was_left:
                 self._span, self._resumes_here, self._epoch = None, False, self._epoch + 1
@@ -445,8 +450,9 @@ class Resumes(Check):
         return None
 
     def look_at_order(self) -> None:
-        """Compares what the loader issues first in the epoch of the checkpoint; to be called at its first batch."""
+        """Looks at what the loader issues first in a train epoch; to be called at its first batch."""
         record, reads = self._record, self._once.reads
+        self._reads = reads
         if record is None or record.issued is None or reads is None or not self._resumes_here or self._judged:
             return
         position = self._once.position or reads.skipped  # the loader may have been restored itself
@@ -454,6 +460,21 @@ class Resumes(Check):
         if alike and position and reads.goes_on(record.issued, position) is False:
             self._judged = True
             self._say(judge_issued(record, position))
+
+    def _look_at_rest(self, span: SpanCounters, reason: Reason) -> None:
+        """Tells whether the epoch behind the one of the checkpoint has only what was the rest of that one."""
+        record, reads, self._reads = self._record, self._reads, None
+        if record is None or reads is None or reason != "exhausted" or not self._state.leads:
+            return
+        if self._resumes_here:
+            position, before = self._once.position or reads.skipped, record.issued
+            alike = record.epoch == self._epoch and _cut_alike(record, self._plan, self._data.dp_rank)
+            if alike and position and before is not None and before.first not in ("", reads.first):
+                self._rest = position, reads.order(span.started)
+        elif self._rest is not None:
+            (position, order), self._rest = self._rest, None
+            if order and not reads.skipped and reads.order(span.started) == order:
+                self._say(judge_skipped(span.name, position))
 
     def _stepped(self, span: SpanCounters, batches: int | None) -> int:
         """Batches of the epoch that were begun when this rank took its last optimizer step."""
@@ -789,8 +810,12 @@ def _comparable(record: ResumeRecord, observed: Observed, plan: FitPlan) -> bool
 
 def _reads_alike(record: ResumeRecord, plan: FitPlan, dp_rank: int) -> bool:
     """Whether this rank cuts its share into the same batches as before the checkpoint."""
-    before = record.dp_rank, record.dp_degree, record.batch_size
-    return None not in before and before == (dp_rank, plan.dp_degree, plan.batch_size)
+    return record.batch_size is not None and _cut_alike(record, plan, dp_rank)
+
+
+def _cut_alike(record: ResumeRecord, plan: FitPlan, dp_rank: int) -> bool:
+    """Whether this rank's share, and what is known of its batches, is as before the checkpoint."""
+    return (record.dp_rank, record.dp_degree, record.batch_size) == (dp_rank, plan.dp_degree, plan.batch_size)
 
 
 def _begins_epoch(record: ResumeRecord, observed: Observed) -> bool:

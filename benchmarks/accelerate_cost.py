@@ -25,7 +25,7 @@ from countoff.accelerate import Countoff
 
 BATCHES = 4000
 STEPS = 500
-BARE, COUNTED = "bare loader", "counted"
+BARE, COUNTED, UNREAD = "bare loader", "counted", "counted, `compare_data=False`"
 
 
 class Numbers(Dataset[int]):
@@ -57,12 +57,13 @@ def costs(repeats: int) -> dict[str, dict[str, list[float]]]:
     accelerator = accelerate.Accelerator(cpu=True)
     loader = accelerator.prepare(DataLoader(Numbers(BATCHES * accelerator.num_processes), batch_size=1))
     clocks = {WALL_TIME: time.perf_counter, THREAD_TIME: time.thread_time}
-    found = {name: {BARE: [], COUNTED: []} for name in clocks}
+    found = {name: {BARE: [], COUNTED: [], UNREAD: []} for name in clocks}
     for name, clock in clocks.items():
         for _ in range(repeats):
             found[name][BARE].append(epoch_seconds(loader, clock))
-            with Countoff(accelerator) as countoff:
-                found[name][COUNTED].append(epoch_seconds(countoff.train(loader), clock))
+            for counted in (COUNTED, UNREAD):
+                with Countoff(accelerator, compare_data=counted == COUNTED) as countoff:
+                    found[name][counted].append(epoch_seconds(countoff.train(loader), clock))
             accelerator.wait_for_everyone()
     return found
 

@@ -176,6 +176,16 @@ def test_has_is_true_if_all_keys_exist(connect_any: Connect) -> None:
     assert not channel.has("a")
 
 
+def test_many_keys_are_asked_for_in_several_requests(connect_any: Connect) -> None:
+    channel, ranks = connect_any(), range(1_100)
+    for rank in ranks[:-1]:
+        channel.report("row", rank, {"rank": rank})
+    assert not channel.has_reports("row", ranks)
+    channel.report("row", ranks[-1], {"rank": ranks[-1]})
+    assert channel.has_reports("row", ranks)
+    assert channel.reports("row", ranks) == {rank: {"rank": rank} for rank in ranks}
+
+
 def test_a_counter_adds_and_reads(connect_any: Connect) -> None:
     channel = connect_any()
     assert [channel.add("host/x", 1), channel.add("host/x", 1), channel.add("host/x", 0)] == [1, 2, 2]

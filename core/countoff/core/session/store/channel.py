@@ -7,6 +7,8 @@ Requirements that shaped it, all measured:
   its socket down.
 - A value over 8 MiB breaks a client for good, and an empty value can be overwritten, so values are JSON objects of at
   most `RECORD_BYTES`.
+- A request that names many keys takes the store's host time by the square of their number: 2.2 s for the values of
+  32,768 keys, and 0.1 s in requests of 256 or 1,024. So a request names few of them.
 - The store has no authentication, so what comes back is checked, and never executed.
 """
 
@@ -37,6 +39,8 @@ TRY_SECONDS = 6.0
 """One try to connect; longer than a lost look-up of a name (5 s)."""
 _PIECE, _MOST_PIECES = 500, 1 << 11
 """Characters of a piece of a long record, which its own text may double, and how many pieces it has at most."""
+_MOST_KEYS = 512
+"""Keys in one request."""
 _connecting: dict[int, threading.Lock] = {}
 """By port: held while this process connects to it."""
 os.register_at_fork(after_in_child=_connecting.clear)  # a thread that is not there may hold one
@@ -141,15 +145,20 @@ class Channel:
 
     def has(self, *keys: str) -> bool:
         """Whether all of the keys exist."""
-        return self._store.check([self._prefix + key for key in keys])
+        return all(map(self._store.check, self._requests(keys)))
 
     def get(self, key: str) -> dict[str, Any]:
         """The record of a key that is known to exist (a missing one blocks)."""
         return decode(self._store.get(self._prefix + key))
 
     def get_many(self, keys: Sequence[str]) -> list[dict[str, Any]]:
-        """The records of keys that are known to exist, in one round trip."""
-        return [decode(value) for value in self._store.multi_get([self._prefix + key for key in keys])] if keys else []
+        """The records of keys that are known to exist, in as few round trips as are quick."""
+        return [decode(value) for request in self._requests(keys) for value in self._store.multi_get(request)]
+
+    def _requests(self, keys: Sequence[str]) -> Iterator[list[str]]:
+        """Keys as the store has them, as many at a time as one request may name."""
+        for first in range(0, len(keys), _MOST_KEYS):
+            yield [self._prefix + key for key in keys[first : first + _MOST_KEYS]]
 
     def wait(self, key: str) -> dict[str, Any]:
         """Blocks until the key exists or the socket is shut down, and returns its record."""

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -93,8 +94,20 @@ def sampling_of(loader: Any, *, dp_rank: int, dp_degree: int) -> Sampling:
             # Accelerate itself computes this share: where it differs from the plan, the plan is incomplete.
             is_sharded = comparable = (sampler.process_index, sampler.num_processes) == (dp_rank, dp_degree)
         elif isinstance(sampler, accelerate_classes("SeedableRandomSampler")):
-            shuffled = sampler.epoch, reported_length(sampler) or 0, sampler.initial_seed
+            shuffled = _epoch_begun(sampler), reported_length(sampler) or 0, sampler.initial_seed
     return Sampling(is_sharded, comparable, shuffled, _workers_in_turn(loader))
+
+
+def _epoch_begun(sampler: Any) -> int:
+    """Returns the epoch by which a sampler of Accelerate's shuffles its latest pass.
+
+    It counts its epoch up where the pass has no sample left, which may be before the loop has its first batch.
+    Source: Accelerate 1.15, data_loader.py, `SeedableRandomSampler.__iter__`, which seeds its generator by the epoch.
+    """
+    if not isinstance(sampler.generator, torch.Generator):
+        return sampler.epoch
+    begun = sampler.generator.initial_seed() - sampler.initial_seed
+    return begun if begun == sampler.epoch - 1 else sampler.epoch
 
 
 def _workers_in_turn(loader: DataLoader[Any]) -> int:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from accelerate.data_loader import BatchSamplerShard, IterableDatasetShard
+from accelerate.data_loader import BatchSamplerShard, IterableDatasetShard, SeedableRandomSampler
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -66,6 +66,21 @@ def test_the_order_follows_from_seed_and_epoch():
     loader.sampler.set_epoch(1)  # pyright: ignore[reportAttributeAccessIssue]
     assert of(loader).shuffled != first
     assert of(distributed(seed=4)).shuffled != first
+
+
+def test_a_sampler_of_accelerates_that_has_none_left_has_not_begun_its_next_epoch():
+    """Workers may have fetched all of a short epoch before the loop has its first batch."""
+    sampler = SeedableRandomSampler(DATA, data_seed=7)
+    loader = DataLoader(DATA, sampler=sampler)
+    assert of(loader).shuffled == (0, len(DATA), 7)
+    batches = iter(loader)
+    assert [(next(batches), of(loader).shuffled)[1] for _ in DATA] == [(0, len(DATA), 7)] * len(DATA)
+    list(batches)
+    assert (sampler.epoch, of(loader).shuffled) == (1, (0, len(DATA), 7))
+    next(iter(loader))
+    assert of(loader).shuffled == (1, len(DATA), 7)
+    sampler.set_epoch(5)
+    assert of(loader).shuffled == (5, len(DATA), 7)
 
 
 def test_an_order_without_a_shuffle_or_by_a_custom_sampler_is_unknown():

@@ -138,7 +138,7 @@ def data_remedies(
             ),
         },
     }
-    same_order = f"{order}\nif one order for all epochs is what you want: DistributedSampler(shuffle=False)."
+    same_order = f"{order}\nif one order for all epochs is what you want: shuffle=False."
     ordered: dict[str, str | Mapping[str, str]] = {"SameOrder": same_order} if order else {}
     return {
         **(dealt if dealer else {}),

@@ -169,7 +169,7 @@ class _EpochReads:
 
     Attributes:
         skipped: Batches of the epoch before that one, with those that the fit does not count.
-        first: Digest of the indices of the first batch that was issued; empty if it is not known.
+        first: Digest of the indices of the first batch that was recorded; empty if it is not known.
     """
 
     def __init__(
@@ -215,11 +215,6 @@ class _EpochReads:
             return told, tally.marks
 
         return make
-
-    def order(self, batches: int) -> str:
-        """Returns the digest of all that has been issued."""
-        tally = self._issue.sum_up(batches - self._unseen)
-        return "" if tally is None else tally.order
 
     def place(self, batches: int) -> Place | None:
         """Returns what has been issued around a place in the epoch."""

@@ -158,8 +158,9 @@ class Passes:
         epoch: int | None = None,
         skipped: int = 0,
         begun_as: Any = None,
-    ) -> bool:
-        """Runs one pass; returns whether it has repeated the order of the epoch before it."""
+        by: int = 0,
+    ) -> bool | None:
+        """Runs one pass, shuffled by this epoch; returns whether it has repeated the order of the epoch before it."""
         self.epoch = self.epoch + 1 if epoch is None else epoch
         span = SpanCounters(f"train epoch {self.epoch}", started=skipped)
         self.data.span_opened(span, self.epoch)
@@ -167,7 +168,7 @@ class Passes:
         for batch in (self.batches if batches is None else batches)[: 2 if short else None]:
             span.started += 1
             if self.data.fingerprints_due:
-                self.data.read(batch, Sampling(shuffled=(0, 12, 7)))
+                self.data.read(batch, Sampling(shuffled=(by, 12, 7)))
         self.state.steps += steps
         self.data.is_whole = whole
         self.data.span_closing(span, "exhausted" if exhausted else "stopped", orderly=True)
@@ -195,7 +196,7 @@ def test_the_order_of_an_epoch_that_another_run_has_begun_is_known_from_the_chec
     begun.run(short=True)
     order, prints = begun.data.order, begun.data.prints
     assert order is not None
-    for left, again in (((order, prints), True), (((5, *order[1:]), prints), False), (None, False)):
+    for left, again in (((order, prints), True), (((5, *order[1:]), prints), None), (None, None)):
         passes = Passes()
         passes.batches = begun.batches
         rest = [torch.rand(4, 64) for _ in range(2)]
@@ -209,6 +210,12 @@ def test_a_second_pass_over_one_epoch_is_meant():
     passes.run(epoch=3)
     assert not passes.run(epoch=3)
     assert passes.run(epoch=4)
+
+
+def test_a_loader_that_counts_itself_on_may_be_passed_over_twice_in_each_epoch():
+    """As one that Accelerate has prepared, though set_epoch is called before each epoch."""
+    passes, orders = Passes(), [[torch.rand(4, 64) for _ in range(3)] for _ in range(3)]
+    assert not any(passes.run(epoch=epoch, by=by, batches=orders[by]) for epoch in (0, 1) for by in (epoch, epoch + 1))
 
 
 def test_a_short_pass_is_no_epoch():

@@ -265,6 +265,8 @@ def test_who_has_kept_the_order_of_the_epoch_before_is_named():
         "rank 1 read train epoch 1 in the same order as the train epoch before it, and rank 0 did not."
     )
     assert (all_ranks.kind, one.kind, one.ranks) == ("SameOrder", "SameOrder", (1,))
+    (known_here,) = closed(True)[0]({1: {"again": None, "epoch": EPOCH_1}})
+    assert known_here.sentence == all_ranks.sentence  # of rank 1, nobody knows
 
 
 def test_the_ranks_are_asked_what_they_have_read_where_the_sums_differ():

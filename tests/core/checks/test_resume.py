@@ -376,36 +376,39 @@ class Issued:
 
     def __init__(self, batches: Sequence[int]) -> None:
         self.first = str(batches[0])
-        self._batches = batches
-
-    def order(self, batches: int) -> str:
-        return str(self._batches)
 
     def goes_on(self, place: Place, position: int, *, again: bool = False) -> bool | None:
         return None
 
 
 @pytest.mark.parametrize(
-    ("rest", "following", "first", "said"),
+    ("rest", "following", "first", "epoch", "said"),
     [
-        ((3, 4, 5), (3, 4, 5), "0", True),
-        ((3, 4, 5), (0, 1, 2, 3, 4, 5), "0", False),
-        ((3, 4, 5), (3, 5, 4), "0", False),  # another order, which begins alike
-        ((3, 4, 5), (3, 4, 5), "", False),  # nobody knows how the epoch began
-        ((0, 1, 2), (0, 1, 2), "0", False),  # the epoch began again, as its data tells
+        ((3, 4, 5), (3, 4, 5), "0", 1, True),
+        ((3, 4, 5), (0, 1, 2, 3, 4, 5), "0", 1, False),
+        ((3, 4, 5), (3, 5, 4), "0", 1, False),  # another order, which begins alike
+        ((3, 4, 5), (3, 4, 5), "0", 0, False),  # another pass over the rest of one epoch
+        ((3, 4, 5), (3, 4, 5), "", 1, False),  # nobody knows how the epoch began
+        ((0, 1, 2), (0, 1, 2), "0", 1, False),  # the epoch began again, as its data tells
     ],
 )
 def test_a_sampler_that_keeps_the_place_of_the_checkpoint_is_named_in_the_next_epoch(
-    capsys: pytest.CaptureFixture[str], rest: Sequence[int], following: Sequence[int], first: str, said: bool
+    capsys: pytest.CaptureFixture[str],
+    rest: Sequence[int],
+    following: Sequence[int],
+    first: str,
+    epoch: int,
+    said: bool,
 ) -> None:
     record = {**record_after(3), "prints": [], "issued": Place(6, 3, "", {}, first).to_json()}
     loop = Loop(record)
-    for epoch, issued in enumerate((rest, following)):
-        loop.guard.train_start(epoch, position=0 if epoch else 3)
+    for number, position, issued in ((0, 3, rest), (epoch, 0, following)):
+        loop.guard.train_start(number, position)
         loop.guard.once.reads = Issued(issued)  # pyright: ignore[reportAttributeAccessIssue]
         loop.guard.resumes.look_at_order()
-        for _ in issued:
+        for batch in issued:
             loop.guard.batch()
+            loop.guard.data.read([random.Random(batch).randbytes(128)])
             loop.guard.step()
         loop.guard.train_end("exhausted")
     text = "train epoch 1 has skipped its first 3 batches on each rank, like the epoch in which the run resumed."

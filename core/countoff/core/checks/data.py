@@ -92,7 +92,8 @@ SAME_ORDER = VerdictKind(
 )
 """**Cause.** A loop over epochs without `set_epoch`. Where random transforms change the batches, it is not found.
 
-**Fix.** Call `loader.sampler.set_epoch(epoch)` before each epoch.
+**Fix.** Call `loader.sampler.set_epoch(epoch)` before each epoch; with Accelerate, `loader.set_epoch(epoch)` of the
+prepared loader.
 """
 
 
@@ -139,13 +140,15 @@ class DataIdentity(Check):
             that train epoch, the samples that were shuffled, and the seed; None where the sampler does not show it.
         begun_as: The `order` of the open train epoch and the `prints` of its first batches, as another run that has
             begun it has left them in a checkpoint; None where there is none. Set when the epoch has been opened.
-        repeats_order: Whether the train epoch that has closed last was whole, in the order of the whole one before it.
+        repeats_order: Whether the train epoch that has closed last was whole, in the order of the whole one before it;
+            None if that is not known.
         found: Whether ranks are known to read the same, or other streams than they should. Known on the first rank.
     """
 
     def __init__(self, state: RankState, datasets_differ: Callable[[], bool] = lambda: False) -> None:
         self.fingerprints_due = self._due = 0
-        self.is_whole = self.found = self.repeats_order = False
+        self.is_whole = self.found = False
+        self.repeats_order: bool | None = None
         self.elements: FirstElements | None = None
         self.dp_rank = state.rank
         self._stage = 0
@@ -164,7 +167,7 @@ class DataIdentity(Check):
         self._span: SpanCounters | None = None
         self._stream: Callable[[], StreamFacts | None] = _no_stream
         self._streams_told = False
-        self._last_order: Hashable = None
+        self._last_order: tuple[int, Hashable, tuple[str, ...]] | None = None
         self._last_epoch = 0
 
     def fit_started(self, start: FitStart, others: Others | None) -> None:  # noqa: D102
@@ -290,23 +293,26 @@ class DataIdentity(Check):
             self._report()
         self.fingerprints_due = self._due = 0
         self._of_workers = None
-        self.repeats_order = False
+        self.repeats_order = None
         if self._others is not None and self._state.steps > self._steps_before:  # else it was no training
             self.repeats_order = self._repeats_order(exhausted=reason == "exhausted")
 
-    def _repeats_order(self, *, exhausted: bool) -> bool:
-        """Whether a whole epoch has read the same data in the same order as the whole epoch before it.
+    def _repeats_order(self, *, exhausted: bool) -> bool | None:
+        """Whether a whole epoch has read the same data in the same order as the epoch before it; None if not known.
 
         The same order of other data is right, as where a buffer is filled again before each pass. So is a short pass in
-        the order of the epoch behind it, as in a search for a learning rate, and another pass over one epoch.
+        the order of the epoch behind it, as in a search for a learning rate. Another pass over one epoch counts for
+        nothing: a loader may count itself on behind each pass.
         """
-        prints, first, order, last, epoch = self.prints, self._first, self.order, self._last_order, self._last_epoch
+        last, order, first, prints = self._last_order, self.order, self._first, self.prints
+        if last is not None and self._epoch == self._last_epoch:
+            return None
         if self.begun_as is not None and self.begun_as[0] == order:
             first, prints = 1, self.begun_as[1]
-        known = (exhausted or self.is_whole) and order is not None and len(prints) > 1
-        self._last_order = ((order[0], *order[2:]), first, prints) if known and order is not None else None
-        self._last_epoch = self._epoch
-        return known and self._last_order == last and self._epoch != epoch
+        known = order is not None and (exhausted or self.is_whole) and len(prints) > 1
+        now = (first, (order[0], *order[2:]), prints) if known and order is not None else None
+        self._last_order, self._last_epoch = now, self._epoch
+        return None if now is None or last is None or now[0] != last[0] else now == last
 
     def _known(self) -> list[Fingerprint]:
         return [each for each in self._read if isinstance(each, Fingerprint)]

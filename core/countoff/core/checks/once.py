@@ -242,15 +242,7 @@ class EpochReads(Protocol):
 
     @property
     def first(self) -> str:
-        """Digest of the indices of the first batch that was issued; empty if it is not known."""
-        ...
-
-    def order(self, batches: int) -> str:
-        """Returns the digest of the indices of all batches that were issued, in their order; empty if it is not known.
-
-        Args:
-            batches: Batches of the epoch that the fit has counted.
-        """
+        """Digest of the indices of the first batch that was recorded; empty if it is not known."""
         ...
 
     def reading(self, batches: int) -> Callable[[], tuple[Reading, Marks] | None] | None:
@@ -286,7 +278,8 @@ class Once(Check):
     Args:
         state: This rank's state.
         explained: Returns whether a finding that comes earlier is the cause of one of these. Known on the first rank.
-        repeats_order: Returns whether this rank has read the epoch that closes in the order of the one before it.
+        repeats_order: Returns whether this rank has read the epoch that closes in the order of the one before it; None
+            if that is not known.
         goes_on: Returns whether another run has read some of the open train epoch, before the checkpoint.
 
     Attributes:
@@ -299,7 +292,7 @@ class Once(Check):
         self,
         state: RankState,
         explained: Callable[[], bool] = lambda: False,
-        repeats_order: Callable[[], bool] = lambda: False,
+        repeats_order: Callable[[], bool | None] = lambda: None,
         goes_on: Callable[[], bool] = lambda: False,
     ) -> None:
         self.reads: EpochReads | None = None
@@ -363,7 +356,7 @@ class Once(Check):
         if not in_one_epoch(span, records):
             return None
         again = [rank for rank, record in sorted(records.items()) if record.get("again") is True]
-        others = [rank for rank in sorted(records) if rank not in again]
+        others = [rank for rank, record in sorted(records.items()) if record.get("again") is False]
         told = {rank: record for rank, record in records.items() if "rows" in record}
         if len(told) == len(self._state.ranks) and not self._explained():
             readings = {rank: Reading.from_json(record, self._dp_ranks) for rank, record in told.items()}

@@ -316,7 +316,8 @@ class Resumes(Check):
         self._was_left = False  # whether the loop has left that epoch before its end, and begun no other one
         self._judged = False  # whether its data has been compared
         self._reads: EpochReads | None = None  # what the open train epoch reads
-        self._rest: tuple[int, str] | None = None  # batches before the checkpoint, and the order of those behind it
+        self._rest: tuple[int, Any] | None = None  # batches before the checkpoint, and what was read behind it
+        self._said = False
 
     def fit_started(self, start: FitStart, others: Others | None) -> None:  # noqa: D102
         del others  # this rank alone compares
@@ -352,7 +353,8 @@ class Resumes(Check):
             self._say(judge_skipped(span.name, span.started))
         self._resumes_here, self._resumed = self._record is not None and not self._resumed, True
         if self._resumes_here and self._record is not None:
-            if self._record.order is not None and self._record.epoch == epoch:
+            alike = self._record.epoch == epoch and _cut_alike(self._record, self._plan, self._data.dp_rank)
+            if alike and self._record.order is not None:  # a rank may have loaded the record of another one
                 self._data.begun_as = self._record.order, self._record.prints
             found = judge_position(self._record, self._plan, epoch, span.started, self._restored)
             self._judged = found is not None  # what is read and trained on follows from it
@@ -464,16 +466,18 @@ class Resumes(Check):
     def _look_at_rest(self, span: SpanCounters, reason: Reason) -> None:
         """Tells whether the epoch behind the one of the checkpoint has only what was the rest of that one."""
         record, reads, self._reads = self._record, self._reads, None
-        if record is None or reads is None or reason != "exhausted" or not self._state.leads:
+        if record is None or reads is None or reason != "exhausted":
             return
+        read = span.started - self._skipped, reads.first, self._data.prints
         if self._resumes_here:
             position, before = self._once.position or reads.skipped, record.issued
             alike = record.epoch == self._epoch and _cut_alike(record, self._plan, self._data.dp_rank)
-            if alike and position and before is not None and before.first not in ("", reads.first):
-                self._rest = position, reads.order(span.started)
-        elif self._rest is not None:
-            (position, order), self._rest = self._rest, None
-            if order and not reads.skipped and reads.order(span.started) == order:
+            goes_on = before is not None and before.first not in ("", reads.first)
+            if alike and position and goes_on and self._data.prints and not self._said:
+                self._rest = position, read
+        elif self._rest is not None and record.epoch < self._epoch:
+            (position, rest), self._rest = self._rest, None
+            if not reads.skipped and read == rest:
                 self._say(judge_skipped(span.name, position))
 
     def _stepped(self, span: SpanCounters, batches: int | None) -> int:
@@ -560,8 +564,10 @@ class Resumes(Check):
 
     def _say(self, verdict: Verdict | None) -> None:
         """Gives a warning, on the first rank: the roll call has named before where ranks resume at different places."""
-        if verdict is not None and self._state.leads:
-            self._state.find(verdict)
+        if verdict is not None:
+            self._said = True
+            if self._state.leads:
+                self._state.find(verdict)
 
     def _now(self) -> ScheduleState:
         now = self._schedule()
@@ -814,7 +820,7 @@ def _reads_alike(record: ResumeRecord, plan: FitPlan, dp_rank: int) -> bool:
 
 
 def _cut_alike(record: ResumeRecord, plan: FitPlan, dp_rank: int) -> bool:
-    """Whether this rank's share, and what is known of its batches, is as before the checkpoint."""
+    """Whether this rank's share, and the size of its batches as far as it is known, are as before the checkpoint."""
     return (record.dp_rank, record.dp_degree, record.batch_size) == (dp_rank, plan.dp_degree, plan.batch_size)
 
 

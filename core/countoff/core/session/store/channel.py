@@ -152,7 +152,7 @@ class Channel:
         return decode(self._store.get(self._prefix + key))
 
     def get_many(self, keys: Sequence[str]) -> list[dict[str, Any]]:
-        """The records of keys that are known to exist, in as few round trips as are quick."""
+        """The records of keys that are known to exist, in few round trips, each of few keys."""
         return [decode(value) for request in self._requests(keys) for value in self._store.multi_get(request)]
 
     def _requests(self, keys: Sequence[str]) -> Iterator[list[str]]:

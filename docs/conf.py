@@ -26,11 +26,11 @@ release = metadata.version("countoff")
 html_title = f"countoff {release}"
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "sphinx_llms_txt"]
-# llms.txt lists the pages, and llms-full.txt has them all, for those who let an agent look for the cause of a failed run.
+# llms.txt lists the pages, and llms-full.txt has them all, for those who let an agent look for the cause of a failure.
 llms_txt_summary = (
     "countoff names the rank that is out of step in a job on many GPUs. Of a job that has failed, its output has the "
-    "verdict below a line with `countoff:`, and COUNTOFF_VERDICT_FILE has it as JSON. `countoff explain --json KIND` has "
-    "the cause and the fix of a kind of verdict, `countoff report --json DIR` the facts of a trace, and "
+    "verdict below a line with `countoff:`, and COUNTOFF_VERDICT_FILE has it as JSON. `countoff explain --json KIND` "
+    "has the cause and the fix of a kind of verdict, `countoff report --json DIR` the facts of a trace, and "
     "`countoff check --json FILE` what a configuration does silently wrong."
 )
 exclude_patterns = ["_build"]

@@ -356,7 +356,7 @@ TORCH: Mapping[str, Case] = {
         lambda: in_order(sets=False),
         {
             "call loader.sampler.set_epoch(epoch)": lambda: in_order(sets=True),
-            "DistributedSampler(shuffle=False)": lambda: in_order(sets=False, shuffle=False),
+            "shuffle=False": lambda: in_order(sets=False, shuffle=False),
         },
     ),
     "torch: a counted iterable is short": Case(

@@ -309,8 +309,9 @@ class DataIdentity(Check):
             return None
         if self.begun_as is not None and self.begun_as[0] == order:
             first, prints = 1, self.begun_as[1]
-        known = order is not None and (exhausted or self.is_whole) and len(prints) > 1
-        now = (first, (order[0], *order[2:]), prints) if known and order is not None else None
+        now = None
+        if order is not None and (exhausted or self.is_whole) and len(prints) > 1:
+            now = first, (order[0], *order[2:]), prints
         self._last_order, self._last_epoch = now, self._epoch
         return None if now is None or last is None or now[0] != last[0] else now == last
 

@@ -72,7 +72,8 @@ NOT_READ_ONCE = VerdictKind(
     },
 )
 """**Cause.** The ranks read their shares of different orders. Or `skip_first_batches` is called in each epoch, not only
-in the one in which the run resumes. What the plan repeats or leaves out to make the ranks even is no finding.
+in the one in which the run resumes, or a sampler keeps the place of the checkpoint. What the plan repeats or leaves out
+to make the ranks even is no finding.
 
 **Fix.** Call `set_epoch` with the same epoch on every rank, and shuffle with the same seed.
 

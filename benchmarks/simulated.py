@@ -172,7 +172,7 @@ def counting_channel(port: int, *, waits: bool = False) -> tuple[Channel, Counti
 
 @dataclass
 class ThreadlessMember:
-    """What a guard needs of `Member`, without threads."""
+    """What a guard needs of `Registration`, without threads."""
 
     writer: Writer
     failure: str = ""

@@ -357,8 +357,8 @@ def found_at_two_ticks() -> list[str]:
     guard = Guard(Settings(), rank=own_rank(), world_size=2)
     guard.fit_start(FitPlan())
     guard.train_start(0)
-    member: Any = guard.member
-    writer = member.writer
+    registration: Any = guard.registration
+    writer = registration.writer
 
     def train(batches: Sequence[int]) -> None:
         for batch in batches:

@@ -168,8 +168,8 @@ def leave_together() -> tuple[list[int], list[str]]:
     guard = Guard(Settings(), rank=own_rank(), world_size=5)
     guard.fit_start(FitPlan())
     guard.train_start(0)
-    member: Any = guard.member
-    place = member.threads.place
+    registration: Any = guard.registration
+    place = registration.threads.place
     dist.barrier()
     guard.close()
     left = threads()

@@ -165,7 +165,7 @@ def exits_hard(place: str) -> None:
 
 
 def wait_until_gone(fit: Any, rank: int) -> None:
-    process = fit.guard.member.writer.session.heartbeats.neighbours[rank]
+    process = fit.guard.registration.writer.session.heartbeats.neighbours[rank]
     while process.state() != "gone":
         time.sleep(0.01)
 

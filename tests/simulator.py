@@ -15,7 +15,7 @@ from countoff.core.checks.check import FitStart
 from countoff.core.checks.framework import WRONG_LENGTH
 from countoff.core.ending.table import publish_table, with_table
 from countoff.core.session.threads.even_pass import EvenPass
-from countoff.core.session.threads.member import Member
+from countoff.core.session.threads.registration import Registration
 from tests.fake_store import FakeStore
 
 WAITS = "waits"
@@ -131,8 +131,8 @@ class Rank:
         self.guard = Guard(chosen, rank=rank, world_size=len(job.programs), learning_rates=lambda: rates)
         self.state = self.guard.state
         self.state.printed.set()  # a failure waits for the printed table
-        self.member = Member(self.state)  # never started: no thread, no connection
-        self.writer = self.member.writer
+        self.registration = Registration(self.state)  # never started: no thread, no connection
+        self.writer = self.registration.writer
         self.writer.session.busy_since = 1.0  # the store is slow: sync points do not wait for it
         self.store = store
         self.taken: list[list[int]] = []
@@ -282,7 +282,7 @@ class Rank:
         holders = tuple(guard.state.ranks)
         start = FitStart(self.program.plan, {"torch": "2"}, own_batches=proven, holders=holders)
         guard._own_batches = proven
-        answered = guard.meet(self.member, start).count_off(start)
+        answered = guard.meet(self.registration, start).count_off(start)
         yield "counted off"
         while not (answered.is_set() or self.program.impatient):
             yield WAITS

@@ -67,7 +67,7 @@ def test_importing_the_monitor_starts_no_thread(monkeypatch: pytest.MonkeyPatch)
     for name in [name for name in sys.modules if name.startswith("countoff.core")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(threading.Thread, "start", lambda thread: pytest.fail(f"{thread.name} was started"))
-    assert importlib.import_module("countoff.core.session.threads.member") is not countoff.core
+    assert importlib.import_module("countoff.core.session.threads.registration") is not countoff.core
 
 
 def test_a_plan_that_is_a_dict_is_refused() -> None:

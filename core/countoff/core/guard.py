@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from countoff.core.checks.weights import PendingHashes
     from countoff.core.protocol.fit_records import SharedModel, SplitSample
     from countoff.core.session.store.channel import Channel
-    from countoff.core.session.threads.member import Member
+    from countoff.core.session.threads.registration import Registration
     from countoff.core.session.threads.writer import Writer
 
 _HOLD_SECONDS = 0.005
@@ -98,8 +98,8 @@ class Guard:
     Args:
         settings: The user's choices.
         rank: This rank.
-        world_size: Ranks that are compared: those of the job, or of the part.
-        part: Which ranks these are, if they are a part of the job; every rank of it makes the guard, and no other one.
+        world_size: Ranks that are compared: those of the job, or of the subgroup.
+        subgroup: These ranks, if they are a part of the job; every rank of it makes the guard, and no other one.
         remedies: What to do about each kind of verdict, in the framework's own words; see `Remedies`.
         learning_rates: Returns the learning rates in force; called every 64 batches, at the sync points of a train
             epoch, at the first two optimizer steps of a fit, and when a checkpoint is written; with `trace_dir` also by
@@ -114,8 +114,8 @@ class Guard:
     Attributes:
         state: This rank's state, which its threads share.
         span: The counters of the innermost span; before the first one, counters that nobody compares.
-        member: What talks to the other ranks, for this guard; None before `fit_start`, and where there is no other
-            rank.
+        registration: What talks to the other ranks, for this guard; None before `fit_start`, and where there is no
+            other rank.
         data: Compares what the ranks read. Give it the train batches while `guard.data.fingerprints_due` is not 0.
         once: Compares which samples the ranks have read in a train epoch, where an adapter tells.
         resumes: Makes the record for a checkpoint, and takes the one of the checkpoint from which a fit resumes.
@@ -127,7 +127,7 @@ class Guard:
         *,
         rank: int,
         world_size: int,
-        part: Subgroup | None = None,
+        subgroup: Subgroup | None = None,
         remedies: Remedies | None = None,
         learning_rates: Callable[[], Sequence[float]] | None = None,
         schedules: Callable[[], tuple[Sequence[float], Sequence[int]]] | None = None,
@@ -139,7 +139,7 @@ class Guard:
         self._learning_rates = learning_rates
         self._schedules = schedules
         self._ticks_per_step = ticks_per_step
-        self.member: Member | None = None
+        self.registration: Registration | None = None
         self._roll_call: RollCall | None = None
         self._framework = framework
         self._totals: Callable[[], Mapping[str, float]] = dict[str, float]
@@ -149,8 +149,8 @@ class Guard:
         self._own_batches: int | None = None
         self._last_credits: dict[bool, Credits] = {}  # those of the last even pass, by whether it was an evaluation
         self.span = self._train = SpanCounters("before the first span", compared=False)
-        self.state = State(rank, world_size, settings, remedies or {}, ranks=() if part is None else part.ranks)
-        self._part = part
+        self.state = State(rank, world_size, settings, remedies or {}, ranks=() if subgroup is None else subgroup.ranks)
+        self._subgroup = subgroup
         self._checks = checks = Checks.of(
             self.state, learning_rates_in_force=learning_rates, schedule=self._schedule, hash_weights=weights
         )
@@ -198,11 +198,13 @@ class Guard:
         """
         if not isinstance(plan, FitPlan):  # pyright: ignore[reportUnnecessaryIsInstance]  # a dict, as of version 0.1
             raise TypeError(f"expected a FitPlan, got a {type(plan).__name__}: fit_start(FitPlan(batch_size=…))")
-        part = () if self._part is None else self._part.ranks
+        part = () if self._subgroup is None else self._subgroup.ranks
         verdict_file.clear(self._settings, self.state.rank, part)
         TerminationLog(constants.TERMINATION_LOG).clear(began_at())
         first_fit.begin()
-        number = next(_alone if self.state.world_size == 1 else _numbers[() if self._part is None else self._part.key])
+        number = next(
+            _alone if self.state.world_size == 1 else _numbers[() if self._subgroup is None else self._subgroup.key]
+        )
         self.state.evidence.home = threading.get_ident()
         self._trace(number)
         start = of_this_rank = FitStart(
@@ -218,36 +220,38 @@ class Guard:
         if self.state.world_size == 1:
             self._tell(lambda each: each.fit_started(start, None))
         else:
-            from countoff.core.session.threads.member import Member  # imports torch: only where there is another rank
+            from countoff.core.session.threads.registration import (
+                Registration,
+            )  # imports torch: only where there is another rank
 
             if self._settings.uneven_train != "raise":  # ranks may differ in their lengths
                 self._own_batches = plan.proven_batches_per_epoch
                 if plan.why_equal_lengths is None:
                     plan = replace(plan, batches_per_epoch=None, proven_batches_per_epoch=None)
                 start = replace(start, plan=plan, own_batches=self._own_batches)
-            member = Member(self.state, self._part)
-            call = self.meet(member, start, of_this_rank)
-            member.start()
-            self._count_off(start, member, call)
+            registration = Registration(self.state, self._subgroup)
+            call = self.meet(registration, start, of_this_rank)
+            registration.start()
+            self._count_off(start, registration, call)
         self.started()
 
-    def meet(self, member: Member, start: FitStart, of_this_rank: FitStart | None = None) -> RollCall:
+    def meet(self, registration: Registration, start: FitStart, of_this_rank: FitStart | None = None) -> RollCall:
         """Takes part in a job. Sends nothing; a part of `fit_start`, and of simulations.
 
         Args:
-            member: This guard among those that share the threads, or what stands in for it.
+            registration: This guard among those that share the threads, or what stands in for it.
             start: What this rank tells the others.
             of_this_rank: What it tells its own trace, where that is not the same.
 
         Returns:
             The roll calls of this rank.
         """
-        self.member = member
-        self._roll_call = call = RollCall(self.state, member.writer, self._checks)
+        self.registration = registration
+        self._roll_call = call = RollCall(self.state, registration.writer, self._checks)
         if self.state.observer is not None:
-            self.state.observer.met(member.writer)
+            self.state.observer.met(registration.writer)
         others, recorder, own = (
-            OtherRanks(self.state, member.writer, call),
+            OtherRanks(self.state, registration.writer, call),
             self.state.observer,
             of_this_rank or start,
         )
@@ -372,8 +376,8 @@ class Guard:
         Returns:
             An `EvenPass`, or `batches` itself where ranks are not to be made even.
         """
-        span, policy, member = self.span, self.even_policy, self.member
-        if policy is None or member is None or self._roll_call is None or span.credits is not None:
+        span, policy, registration = self.span, self.even_policy, self.registration
+        if policy is None or registration is None or self._roll_call is None or span.credits is not None:
             return batches  # as it is; where the span has credits, another pass has it already
         from countoff.core.session.threads.even_pass import EvenPass  # only where it is asked for
 
@@ -405,7 +409,7 @@ class Guard:
             snapshot=snapshot,
             ahead=ahead,
             own=own,
-            read_log=member.writer.read_log,
+            read_log=registration.writer.read_log,
         )
 
     def step(self, optimizer: object = None) -> None:
@@ -583,7 +587,7 @@ class Guard:
         Returns:
             Whether it will be: not where there is no other rank, before the fit and after it.
         """
-        if self.member is None or self._closed:
+        if self.registration is None or self._closed:
             return False
         self.state.outbox.put(job)
         return True
@@ -602,10 +606,10 @@ class Guard:
             close: Closes the guard. Called once, on a thread of its own.
         """
         self._left = True
-        if self.member is None:
+        if self.registration is None:
             close()
         else:
-            self.member.participation.leave(is_over, close)
+            self.registration.status.leave(is_over, close)
 
     def close(self) -> None:
         """Ends this guard's threads. A second call does nothing.
@@ -613,13 +617,17 @@ class Guard:
         Rank 0 first completes the last roll calls, and the others stay until it has judged what they have read in the
         last epoch. Each rank stays until all have compared the weights that it has.
         """
-        if self.member is not None and self._roll_call is not None and not (self._closed or self.member.failure):
+        if (
+            self.registration is not None
+            and self._roll_call is not None
+            and not (self._closed or self.registration.failure)
+        ):
             self._roll_call.settle()  # first: with the last report of a rank, all that it has asked is there
             self._tell(lambda each: each.settle())
         self._closed = True
-        if self.member is not None:
+        if self.registration is not None:
             sigterm.wait_if_received()
-            self.member.close()
+            self.registration.close()
         self.state.alerts.close()
         self.state.end_credits()
         self._tell(lambda each: each.closed())
@@ -638,7 +646,7 @@ class Guard:
     def even_policy(self) -> Literal["stop", "repeat"] | None:
         """How the innermost open span is made even: to end with the shortest or the longest rank; None: it is not."""
         chosen = self._settings.uneven_eval if self.span.evaluation else self._settings.uneven_train
-        alone = self.member is None or self._closed or not self.span.compared
+        alone = self.registration is None or self._closed or not self.span.compared
         return None if alone or chosen not in ("stop", "repeat") else chosen
 
     @property
@@ -658,7 +666,7 @@ class Guard:
     @property
     def own_length_holds(self) -> bool:
         """Whether a train epoch has as many batches as this rank's own loader; with `uneven_train` it may not have."""
-        if self.member is None or self._settings.uneven_train == "raise":
+        if self.registration is None or self._settings.uneven_train == "raise":
             return True
         return len(set(self._checks.even.lengths)) == 1
 
@@ -742,10 +750,10 @@ class Guard:
             with state.lock:
                 self._set_next_check(self.span)
 
-    def _count_off(self, start: FitStart, member: Member, call: RollCall) -> None:
+    def _count_off(self, start: FitStart, registration: Registration, call: RollCall) -> None:
         """Does the roll call of the fit's start; without a store this rank trains on by itself."""
         try:
-            member.wait_for_roll_call(call.count_off(start))
+            registration.wait_for_roll_call(call.count_off(start))
         except SystemExit as error:  # of a signal's handler: no hook tells the adapter of it here
             self.failed(error)
             raise
@@ -778,7 +786,7 @@ class Guard:
             hold = _HOLD_SECONDS if may_raise else 0.0
             self._pass(kind, span.name, reason=reason, hold=hold, may_raise=may_raise)
         self._enter(state.spans[-1] if state.spans else span)
-        if self.member is not None and self._roll_call is not None and span.compared:
+        if self.registration is not None and self._roll_call is not None and span.compared:
             self._roll_call.span_closed(span, closed)
         elif notice is not None and state.world_size == 1:
             self.warn(notice)
@@ -787,9 +795,9 @@ class Guard:
         state = self.state
         if os.getpid() != state.pid:
             return
-        if self.member is None:
+        if self.registration is None:
             self._tell(lambda each: each.failed_alone(error))
-        if self.member is None or self._closed:
+        if self.registration is None or self._closed:
             return
         if "DataLoader worker" in shutdown.in_words(error):  # a signal of the launcher's may reach the worker first
             until(sigterm.received, time.monotonic() + _WORKER_SECONDS)
@@ -802,16 +810,16 @@ class Guard:
             self._exit_early("interrupted")
             return
         if isinstance(error, SystemExit) and error.code == 128 + signal.SIGTERM:  # as by a handler in Python
-            self.member.watchdog.explain_sigterm(self.member.conclude)
+            self.registration.watchdog.explain_sigterm(self.registration.conclude)
         if not (isinstance(error, DivergenceError) and state.end is None):
-            session = self.member.writer.session
+            session = self.registration.writer.session
             # Nobody on this host sees a rank of another one die. In the first moments, its own ranks are not known yet.
             slow = session.slow or bool(session.heartbeats.hosts) or not session.heartbeats.neighbours
-            gone = self.member.watchdog.gone_neighbour
+            gone = self.registration.watchdog.gone_neighbour
             where = self.where()
             shutdown.report_failure(state, error, where, may_be_caught=may_be_caught, slow=slow, gone=gone)
             if state.failure is not None and state.end is None:
-                self.member.post_row()
+                self.registration.post_row()
 
     def _exit_early(self, reason: Reason) -> None:
         """Ends the fit where it is, as `sys.exit()` within it does. The sync points tell the ranks that go on."""
@@ -856,8 +864,8 @@ class Guard:
         rates = self._checks.learning_rates.rates_at(kind, opens) if may_raise else ()
         sync_point = state.sync_point(kind, span, reason, self.span, opens, rates)
         index = state.reach(sync_point, opens)
-        if self.member is not None and state.end is None:
-            writer = self.member.writer
+        if self.registration is not None and state.end is None:
+            writer = self.registration.writer
             agreement = Agreement(state, f"passed/{index}") if hold and self.agreed else None
             if not state.log.is_logged(index):
                 writer.write(sync_entry(index, sync_point), lambda: state.need_not_write(index), hold, agreement)
@@ -870,9 +878,9 @@ class Guard:
         """The slow path of `batch`: others are ahead, a tick is due, this batch is the last, or there is a verdict."""
         self._leave_if_stopped()
         state, span = self.state, self.span
-        if self.member is None:
+        if self.registration is None:
             return
-        writer, announces = self.member.writer, last and span.compared and not span.ends
+        writer, announces = self.registration.writer, last and span.compared and not span.ends
         if not last and state.only_ticks(span):
             self._tick(span, writer)
             return
@@ -889,7 +897,7 @@ class Guard:
 
     def _set_next_check(self, span: SpanCounters) -> None:
         """Sets `next_check_at`. Call it under the state's lock."""
-        state, watched = self.state, self.member is not None
+        state, watched = self.state, self.registration is not None
         state.set_next_check(span, watched=watched)
         if watched and state.end is None and not span.evaluation and any(each.wants_batch for each in self._checks):
             state.next_check_at = 0
@@ -952,9 +960,9 @@ class Guard:
 
     def _leave_if_stopped(self) -> None:
         """Lets go of the threads once this rank has stopped comparing."""
-        if self.member is not None and self.member.failure:
-            self.member.close_in_background()
-            self.member, self.state.next_check_at = None, NEVER
+        if self.registration is not None and self.registration.failure:
+            self.registration.close_in_background()
+            self.registration, self.state.next_check_at = None, NEVER
 
     def _print_alone(self) -> None:
         """Prints this rank's warnings where there is no other rank, and so no thread that empties the outbox."""

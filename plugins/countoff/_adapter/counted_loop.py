@@ -22,7 +22,7 @@ from countoff.core.at_exit import exception_at_exit
 from countoff.core.checks.resume import UNREADABLE, Restored, ResumeRecord
 from countoff.core.ending import shutdown
 from countoff.core.protocol.fit_records import SchedulePlan
-from countoff.core.session.threads.participation import wait_for_closers
+from countoff.core.session.threads.guard_status import wait_for_closers
 
 __all__ = ["CountedLoop", "active_loops"]
 

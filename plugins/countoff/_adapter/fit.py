@@ -428,7 +428,7 @@ class Fit:
             self.settings,
             rank=self.own.rank,
             world_size=self.own.world_size,
-            part=self.own.part,
+            subgroup=self.own.part,
             remedies=self._messages.remedies,
             learning_rates=lambda: learning_rates(self._optimizers()),
             schedules=lambda: schedule_positions(self._optimizers(), self._schedulers()),
@@ -485,6 +485,6 @@ class Fit:
         """
         planned = self._trains_as_planned
         own_holds = self.guard.own_length_holds if planned else self.settings.uneven_train == "raise"
-        if self.totals is not None and self.guard.member is not None and not own_holds:
+        if self.totals is not None and self.guard.registration is not None and not own_holds:
             proven = self.guard.common_batches if planned else None
             self.totals.take_common(batches if proven is None else proven, proven=proven is not None)

@@ -15,7 +15,7 @@ from countoff._adapter.iterator_proxy import IteratorProxy
 from countoff._adapter.sampling import fingerprint_batch
 from countoff.core import DivergenceError, Guard, Verdict
 from countoff.core.protocol.counters import SpanCounters
-from countoff.core.session.threads.participation import CLOSER
+from countoff.core.session.threads.guard_status import CLOSER
 
 __all__ = ["Count", "Even", "Passes"]
 

@@ -104,8 +104,8 @@ def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Pair]]:
         store: Any = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         port = behind(store.port)
         monkeypatch.setattr("countoff.core.guard._numbers", {(): itertools.repeat(0)})  # both ranks are in this process
-        monkeypatch.setattr("countoff.core.session.threads.member.take_back", lambda *place: None)  # for `base`
-        monkeypatch.setattr("countoff.core.session.threads.member.default_store", lambda: client(port))
+        monkeypatch.setattr("countoff.core.session.threads.registration.take_back", lambda *place: None)  # for `base`
+        monkeypatch.setattr("countoff.core.session.threads.registration.default_store", lambda: client(port))
         monkeypatch.setattr(constants, "TICK_BATCHES", 2)
         guards = [Guard(Settings(deadline_seconds=10.0), rank=rank, world_size=2) for rank in range(2)]
         made.append(Pair(store, store.port, guards))
@@ -184,11 +184,11 @@ def test_garbage_in_the_log_ends_only_the_comparison(
     """After garbage in the log each rank trains on without comparing, and prints one line about it."""
     job = pair()
     job.start()
-    assert soon(lambda: all(guard.member.writer.session.read == 1 for guard in job.guards))  # pyright: ignore[reportOptionalMemberAccess]
-    members: list[Any] = [guard.member for guard in job.guards]
+    assert soon(lambda: all(guard.registration.writer.session.read == 1 for guard in job.guards))  # pyright: ignore[reportOptionalMemberAccess]
+    registrations: list[Any] = [guard.registration for guard in job.guards]
     value = BROKEN[what] if what in BROKEN else json.dumps({"guard": NUMBER, **WRONG[what]})
     client(job.port).set(job.base() + "log/1", value)
-    assert soon(lambda: all(member.failure for member in members))
+    assert soon(lambda: all(registration.failure for registration in registrations))
     job.train()
     job.assert_unharmed()
     lines = [line for line in capsys.readouterr().err.splitlines() if line]
@@ -209,7 +209,7 @@ def test_an_entry_of_an_unknown_kind_is_skipped(
     job.train()
     job.assert_unharmed()
     assert capsys.readouterr().err == ""
-    assert not any(guard.member is None for guard in job.guards)
+    assert not any(guard.registration is None for guard in job.guards)
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ def test_a_counter_that_is_no_number_harms_nothing(pair: Callable[..., Pair]) ->
 def test_a_closed_guard_releases_the_jobs_store(pair: Callable[..., Pair]) -> None:
     job = pair()
     job.start()
-    members: list[Any] = [guard.member for guard in job.guards]
-    assert all(isinstance(member.threads.store, TCPStore) for member in members)
+    registrations: list[Any] = [guard.registration for guard in job.guards]
+    assert all(isinstance(registration.threads.store, TCPStore) for registration in registrations)
     job.train()
-    assert [member.threads.store for member in members] == [None, None]
+    assert [registration.threads.store for registration in registrations] == [None, None]

@@ -21,7 +21,7 @@ from countoff.core.session.liveness.processes import Process
 from countoff.core.session.liveness.stacks import Place
 from countoff.core.session.state import State
 from countoff.core.session.threads import watchdog as module
-from countoff.core.session.threads.participation import Participation
+from countoff.core.session.threads.guard_status import GuardStatus
 from countoff.core.session.threads.watchdog import Watchdog
 from countoff.core.session.threads.writer import Job as WriterJob
 from countoff.core.verdict import Verdict
@@ -60,7 +60,7 @@ class Rank:
         self.state = State(0, 4, Settings(), {}, complete=True)
         self.store = FakeStore()
         self.writer = _Writer(self.state, self.store)
-        self.watchdog = Watchdog(Participation(self.state), self.writer)
+        self.watchdog = Watchdog(GuardStatus(self.state), self.writer)
         for rank in (2, 3):
             begin_fit(self.store, rank)
 
@@ -97,9 +97,9 @@ def test_an_orderly_end_is_no_loss(rank: Rank, why: str) -> None:
     elif why == "the fit has ended":
         rank.state.finished = True
     elif why == "this rank is closing":
-        rank.watchdog.participation.closing.set()
+        rank.watchdog.status.closing.set()
     else:
-        rank.watchdog.participation.failure = "the store broke"
+        rank.watchdog.status.failure = "the store broke"
     rank.watchdog.report(GONE)
     assert rank.state.proposed is None
     assert rank.state.end is None
@@ -299,7 +299,7 @@ class Told(Rank):
     def __init__(self) -> None:
         super().__init__()
         self.writer = _WritingWriter(self.state, self.store)
-        self.watchdog = Watchdog(Participation(self.state), self.writer)
+        self.watchdog = Watchdog(GuardStatus(self.state), self.writer)
         begin_fit(self.store, 1)
         self.signals: list[str] = []
         self.state.observer = cast("Observer", SimpleNamespace(ended_by=self.signals.append, concluded=self.conclude))
@@ -356,7 +356,7 @@ def test_who_is_ended_with_all_others_says_nothing(told: Told, why: str, capsys:
     if why == "the fit has ended":
         told.state.finished = True
     elif why == "it compares no more":
-        told.watchdog.participation.failure = "the store broke"
+        told.watchdog.status.failure = "the store broke"
     told.explain_sigterm()
     assert capsys.readouterr().err == ""
     assert told.signals == ["SIGTERM"]

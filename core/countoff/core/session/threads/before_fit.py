@@ -26,8 +26,8 @@ from countoff.core.session.liveness import collectives, stacks
 from countoff.core.session.store.channel import Channel, probe
 from countoff.core.session.store.rendezvous import default_store, tcp_store
 from countoff.core.session.threads import first_fit
+from countoff.core.session.threads.guard_status import STORE_ENDED
 from countoff.core.session.threads.join import join
-from countoff.core.session.threads.participation import STORE_ENDED
 from countoff.core.settings import Settings
 from countoff.core.verdict import Verdict, remedy_for
 

@@ -26,8 +26,8 @@ from countoff.core.session.state import State
 from countoff.core.session.store import kept
 from countoff.core.session.store.channel import Channel
 from countoff.core.session.store.rendezvous import StoreAddress, prefix_of
+from countoff.core.session.threads.guard_status import GuardStatus, first_line
 from countoff.core.session.threads.join import join
-from countoff.core.session.threads.participation import Participation, first_line
 from countoff.core.session.threads.session import Session
 from countoff.core.session.threads.watchdog import LOOK_SECONDS, Watchdog
 from countoff.core.session.threads.writer import Writer, announce_stopped
@@ -56,7 +56,7 @@ _running: weakref.WeakValueDictionary[_Key, ProcessThreads] = weakref.WeakValueD
 
 
 class Served(Protocol):
-    """A guard that these threads serve: a part of `countoff.core.session.threads.member.Member`."""
+    """A guard that these threads serve: a part of `countoff.core.session.threads.registration.Registration`."""
 
     @property
     def number(self) -> int: ...  # noqa: D102
@@ -67,7 +67,7 @@ class Served(Protocol):
     @property
     def watchdog(self) -> Watchdog: ...  # noqa: D102
     @property
-    def participation(self) -> Participation: ...  # noqa: D102
+    def status(self) -> GuardStatus: ...  # noqa: D102
     def conclude(self) -> None: ...  # noqa: D102
     def lose(self, error: Exception) -> None: ...  # noqa: D102
 
@@ -101,7 +101,7 @@ class ProcessThreads:
         self.lifelines = Lifelines(session.rank, session.ranks, settings.lost_seconds, session.heartbeats)
         self._settings = settings
         self._session = session
-        self._members: dict[int, Served] = {}
+        self._registrations: dict[int, Served] = {}
         self._lock = threading.Lock()
         self._over = False
         self.closing = threading.Event()
@@ -122,41 +122,41 @@ class ProcessThreads:
         self.reader_thread = self._thread("reader", self._read)
         self._watchdog_thread = self._thread("watchdog", self._watch)
 
-    def add(self, member: Served) -> bool:
+    def add(self, registration: Served) -> bool:
         """Serves a guard from here on; False if the threads are ending, or have lost the store.
 
         Raises:
             RuntimeError: If a thread cannot be started, as where the limit of processes is reached.
         """
-        writer = member.writer
+        writer = registration.writer
         writer.join(self._session)
         with self._lock:
             if self._over:
                 return False
-            started = bool(self._members)
-            self._members[member.number] = member
+            started = bool(self._registrations)
+            self._registrations[registration.number] = registration
         self._woken.set()
-        member.state.outbox.tell(functools.partial(self._ready.put, writer))
+        registration.state.outbox.tell(functools.partial(self._ready.put, writer))
         if not started:
             try:
                 for thread in (self._watchdog_thread, self.reader_thread, self.writer_thread):
                     thread.start()
             except RuntimeError:
-                self.remove(member)
+                self.remove(registration)
                 self.close()
                 raise
         return True
 
-    def remove(self, member: Served) -> bool:
+    def remove(self, registration: Served) -> bool:
         """Waits for no entry for the sake of a guard any more; its jobs are still carried out.
 
         Returns:
             Whether that was the last guard. The reader has then ended, and `close` ends the other threads.
         """
         with self._lock:
-            self._members.pop(member.number, None)
-            self._keeps &= member.state.end is None  # another fit after a verdict is one from nothing
-            last = not self._members
+            self._registrations.pop(registration.number, None)
+            self._keeps &= registration.state.end is None  # another fit after a verdict is one from nothing
+            last = not self._registrations
             self._over |= last
         if last:
             self.closing.set()
@@ -197,7 +197,7 @@ class ProcessThreads:
 
     def _all(self) -> list[Served]:
         with self._lock:
-            return list(self._members.values())
+            return list(self._registrations.values())
 
     def _connect(self) -> Channel:
         place = self.place
@@ -211,8 +211,8 @@ class ProcessThreads:
         """Ends the threads' work after the store was lost; each guard decides what that means for it."""
         with self._lock:
             self._over = True
-        for member in self._all():
-            member.lose(error)
+        for registration in self._all():
+            registration.lose(error)
 
     # The reader.
 
@@ -227,8 +227,8 @@ class ProcessThreads:
                 return  # the guards were closed before this thread had a connection: there is nothing to report
             with self._lock:
                 self._over = True
-            for member in self._all():
-                member.participation.stop_comparing(
+            for registration in self._all():
+                registration.status.stop_comparing(
                     f"there is no second connection to the job's store: {first_line(error)}"
                 )
             return
@@ -248,11 +248,11 @@ class ProcessThreads:
         """Receives the next entry of the log, unless no guard has any use for it; False when the thread is to end."""
         session = self._session
         index = session.await_next()  # the effects of all entries before this one are there
-        members = self._all()
-        for member in members:
-            if member.state.end is not None:
-                member.conclude()
-        waiting = [member.state for member in members if member.state.end is None]
+        registrations = self._all()
+        for registration in registrations:
+            if registration.state.end is not None:
+                registration.conclude()
+        waiting = [registration.state for registration in registrations if registration.state.end is None]
         if not waiting and self._over:
             return False
         finished = all(state.finished for state in waiting)
@@ -299,10 +299,10 @@ class ProcessThreads:
                 self._idle.append(channel)
         except Exception as error:  # whatever the store does, training goes on or is told why not
             self.connected.set()
-            for member in self._all():  # this rank may send nothing from here on: that is no death
+            for registration in self._all():  # this rank may send nothing from here on: that is no death
                 with contextlib.suppress(Exception):  # the store that is lost is asked once more
                     if self.writer_channel is not None:
-                        announce_stopped(self._part(member.number, self.writer_channel), member.state)
+                        announce_stopped(self._part(registration.number, self.writer_channel), registration.state)
             self._lose(error)
         finally:
             session.connected = False
@@ -322,34 +322,38 @@ class ProcessThreads:
             if writer is None:
                 return False
             writer.turn(self._part(writer.number, channel))
-        members = [member for member in self._all() if not member.writer.is_done]
-        if not members and self._end_if_done():
+        registrations = [registration for registration in self._all() if not registration.writer.is_done]
+        if not registrations and self._end_if_done():
             return False
-        for member in members:
+        for registration in registrations:
             if not ready:
-                member.writer.look(self._part(member.number, channel))
-        if self.places_before and any(member.state.complete for member in members):
+                registration.writer.look(self._part(registration.number, channel))
+        if self.places_before and any(registration.state.complete for registration in registrations):
             prefix, before = self.places_before.pop()  # all ranks have come here
             before.forget(channel.at_root(prefix))
         if self._is_due(self._next_tending):
             self._tend(channel)
         if self._is_due(self._next_heartbeat):
             self._send_heartbeat(channel)
-            for member in members:
-                part = self._part(member.number, channel)
-                session.heartbeats.report_silence(part, member.state, self.lifelines.vouches)
+            for registration in registrations:
+                part = self._part(registration.number, channel)
+                session.heartbeats.report_silence(part, registration.state, self.lifelines.vouches)
         session.heartbeats.prune(channel, lambda: not ready)
         return True
 
     def _host_leaves(self) -> bool:
         """Whether the rank that may host the store has just said goodbye, after the fits of all guards."""
-        states, now = [member.state for member in self._all()], time.monotonic()
+        states, now = [registration.state for registration in self._all()], time.monotonic()
         return bool(states) and all(state.finished and now - state.host_left_at < _LEAVING_SECONDS for state in states)
 
     def _has_left(self, channel: Channel) -> bool:
         """Whether the store's host has left, after the fits of all guards: torch would print a trace for a call now."""
-        members = self._all()
-        return bool(members) and all(member.state.finished for member in members) and channel.is_over()
+        registrations = self._all()
+        return (
+            bool(registrations)
+            and all(registration.state.finished for registration in registrations)
+            and channel.is_over()
+        )
 
     def _is_due(self, at: float) -> bool:
         overdue = time.monotonic() - at
@@ -369,14 +373,16 @@ class ProcessThreads:
     def _end_if_done(self) -> bool:
         """Ends the writer and the reader after a verdict: rank 0 may leave now, and the store with it."""
         with self._lock:
-            done = bool(self._members) and all(member.writer.is_done for member in self._members.values())
+            done = bool(self._registrations) and all(
+                registration.writer.is_done for registration in self._registrations.values()
+            )
             self._over |= done
         return done
 
     def _seconds_until_due(self) -> float:
         if self._host_leaves():
             return _LEAVING_SECONDS
-        looks = [member.writer.seconds_until_look for member in self._all()]
+        looks = [registration.writer.seconds_until_look for registration in self._all()]
         due = max(0.0, min(self._next_heartbeat, self._next_tending) - time.monotonic())
         return min([due, *(seconds for seconds in looks if seconds is not None)])
 
@@ -408,17 +414,17 @@ class ProcessThreads:
             if self.closing.is_set():
                 return
             late, looked = time.monotonic() - looked, time.monotonic()
-            for member in self._all():
-                member.watchdog.look(late)
+            for registration in self._all():
+                registration.watchdog.look(late)
             for loss in self._poll():
-                for member in self._all():
-                    member.watchdog.report(loss)
+                for registration in self._all():
+                    registration.watchdog.report(loss)
 
     def _end_by_signal(self) -> None:
         """Lets each guard say what has happened, then ends the process by the signal that it has been sent."""
         try:
-            for member in self._all():
-                member.watchdog.explain_sigterm(member.conclude)
+            for registration in self._all():
+                registration.watchdog.explain_sigterm(registration.conclude)
         finally:
             sigterm.pass_on()
 
@@ -441,19 +447,19 @@ def place_in_use(rank: int, store: Any) -> StoreAddress | None:
     return None
 
 
-def connect(member: Served, place: StoreAddress, store: Any) -> ProcessThreads:
+def connect(registration: Served, place: StoreAddress, store: Any) -> ProcessThreads:
     """Lets a guard share the threads of this process that meet the others at a place; makes them where there are none.
 
     Args:
-        member: The guard.
+        registration: The guard.
         place: Where the ranks meet.
         store: The job's default store.
     """
-    state = member.state
+    state = registration.state
     key = os.getpid(), state.rank, place.nonce
     with _lock:
         threads = _running.get(key)
-        if threads is None or not threads.add(member):
+        if threads is None or not threads.add(registration):
             sessions = _sessions.setdefault(store, {})
             open_ones = [each for each, threads in _running.items() if threads.open]
             # At any other place of this store, no rank meets any more.
@@ -464,5 +470,5 @@ def connect(member: Served, place: StoreAddress, store: Any) -> ProcessThreads:
             session = sessions.setdefault(key, Session(state.rank, state.ranks, beat))
             threads = _running[key] = ProcessThreads(place, session, store, state.settings)
             threads.places_before = places_before
-            threads.add(member)
+            threads.add(registration)
     return threads

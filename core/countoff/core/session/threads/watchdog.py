@@ -21,7 +21,7 @@ from countoff.core.session.liveness.lifelines import Loss
 from countoff.core.session.liveness.processes import Process
 from countoff.core.session.state import State
 from countoff.core.session.store.channel import Channel, probe
-from countoff.core.session.threads.participation import Participation
+from countoff.core.session.threads.guard_status import GuardStatus
 from countoff.core.session.threads.stall import Stall
 from countoff.core.session.threads.writer import Writer
 from countoff.core.verdict import Verdict
@@ -46,16 +46,16 @@ class Watchdog:
     """Watches this host's ranks, the store's answers, stalls, and, after a verdict, that this process ends.
 
     Args:
-        participation: The guard's participation.
+        status: The guard's status.
         writer: Its writer.
     """
 
-    def __init__(self, participation: Participation, writer: Writer) -> None:
-        self.participation = participation
-        self._state = participation.state
+    def __init__(self, status: GuardStatus, writer: Writer) -> None:
+        self.status = status
+        self._state = status.state
         self._writer = writer
-        self._stall = Stall(participation.state, writer)
-        self._waiting = _Waiting(participation.state)
+        self._stall = Stall(status.state, writer)
+        self._waiting = _Waiting(status.state)
         self._settled: set[int] = set()
         self._asked: set[int] = set()
         self._broken: dict[int, Loss] = {}
@@ -74,8 +74,8 @@ class Watchdog:
             self._waiting.begin_again()  # others were paused as well, and may be about to go on
         if self._state.end is not None:
             self._ensure_process_ends()
-        elif self.participation.left:
-            self.participation.close_if_over()
+        elif self.status.left:
+            self.status.close_if_over()
         elif self._compares:
             self._look_for_losses()
             self._look_at_store()
@@ -83,7 +83,7 @@ class Watchdog:
 
     @property
     def _compares(self) -> bool:
-        return not (self.participation.failure or self.participation.closing.is_set())
+        return not (self.status.failure or self.status.closing.is_set())
 
     def report(self, loss: Loss) -> None:
         """Reports a lifeline that has broken, unless the fit has ended.
@@ -98,7 +98,7 @@ class Watchdog:
             return
         verdict = loss.verdict(self._before_that(loss.ranks[0]))
         if loss.has_store and self._state.complete:
-            self.participation.conclude_alone(verdict)
+            self.status.conclude_alone(verdict)
         else:
             self._accuse(verdict)
 
@@ -240,7 +240,7 @@ class Watchdog:
         writer.submit(look)
         if not checked.wait(ANSWER_SECONDS):
             if state.complete and state.end is None and (found := gone()):
-                self.participation.conclude_alone(loss_of(self._absence_of(found[0])))
+                self.status.conclude_alone(loss_of(self._absence_of(found[0])))
         elif state.proposed is not None:
             state.ended.wait(max(0.0, deadline - time.monotonic()))
 
@@ -263,7 +263,7 @@ class Watchdog:
         Returns:
             Whether it is settled.
         """
-        participation = self.participation
+        status = self.status
         checked = threading.Event()
 
         def accuse(channel: Channel) -> None:
@@ -273,14 +273,14 @@ class Watchdog:
 
         self._writer.submit(accuse)
         deadline = time.monotonic() + ANSWER_SECONDS
-        while time.monotonic() < deadline and not (checked.is_set() or participation.closing.is_set()):
+        while time.monotonic() < deadline and not (checked.is_set() or status.closing.is_set()):
             if self._state.ended.wait(0.01):
                 return True
-        answered = checked.is_set() or participation.closing.is_set() or self._state.finished
+        answered = checked.is_set() or status.closing.is_set() or self._state.finished
         if not answered and unless():
             return False
         if self._state.complete and not answered:
-            participation.conclude_alone(verdict)
+            status.conclude_alone(verdict)
         return True
 
     def _before_that(self, rank: int) -> str:
@@ -307,7 +307,7 @@ class Watchdog:
         patience = max(self._state.settings.lost_seconds, self._state.settings.stall_seconds)
         if since and session.connected and time.monotonic() - max(since, self._stall.moved_at) > patience:
             why = f"Neither the store nor this rank has made progress for {patience:.0f} s."
-            self.participation.conclude_alone(lost_rank(0, "or whoever hosts the job's store does not answer", why))
+            self.status.conclude_alone(lost_rank(0, "or whoever hosts the job's store does not answer", why))
 
     def _ensure_process_ends(self) -> None:
         """Makes sure that this process ends with the verdict, whatever its training thread is blocked in.
@@ -316,7 +316,7 @@ class Watchdog:
         then the collective is interrupted; a second later the process is ended.
         """
         state, now, ending = self._state, time.monotonic(), self._ending
-        if self.participation.closing.is_set():
+        if self.status.closing.is_set():
             return
         if not ending.known_at and state.end is not None and state.end.kind == "Stalled":
             ending.stalled_in = stacks.thread(state.evidence.trainer).state

@@ -27,7 +27,7 @@ It depends on what it was doing in that moment. torch 2.13 begins some of these 
 
 
 @dataclass
-class Participation:
+class GuardStatus:
     """Whether one guard still takes part in the comparison, and how it stops.
 
     Attributes:

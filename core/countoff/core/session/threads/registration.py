@@ -33,7 +33,7 @@ from countoff.core.session.store.rendezvous import (
     take_refusal,
 )
 from countoff.core.session.subgroup import Subgroup
-from countoff.core.session.threads.participation import CLOSER, Participation, first_line
+from countoff.core.session.threads.guard_status import CLOSER, GuardStatus, first_line
 from countoff.core.session.threads.process_threads import ProcessThreads, connect, place_in_use
 from countoff.core.session.threads.watchdog import Watchdog
 from countoff.core.session.threads.writer import SYNC_SECONDS, Writer, announce_stopped
@@ -45,34 +45,34 @@ _CLOSE_SECONDS = 3.0
 _GOODBYE_SECONDS = 0.2
 BETTER_CAUSE_SECONDS = 0.5
 _RECENT_SECONDS = 5.0
-_started: weakref.WeakSet[Member] = weakref.WeakSet()
+_started: weakref.WeakSet[Registration] = weakref.WeakSet()
 
 
-class Member:
+class Registration:
     """Connects a guard's state to the other ranks, until it is closed.
 
     Args:
         state: This rank's state.
-        part: The ranks that meet, if they are a part of the job.
+        subgroup: The ranks that meet, if they are a part of the job.
 
     Attributes:
         state: This rank's state.
         number: Number of the guard among those that have met in the same store; equal on all ranks.
-        participation: Whether it still takes part in the comparison.
+        status: Whether it still takes part in the comparison.
         writer: Its writer.
         watchdog: Its watchdog.
     """
 
-    def __init__(self, state: State, part: Subgroup | None = None) -> None:
+    def __init__(self, state: State, subgroup: Subgroup | None = None) -> None:
         self.state = state
-        self._part = part
+        self._subgroup = subgroup
         number = 0
         with contextlib.suppress(Exception):  # as where the group was destroyed, which `_meet` says
             number = next_number(self._store())
         self.number = number
         self.writer = writer = Writer(state, number)
-        self.participation = Participation(state, hosts=lambda: writer.session.heartbeats.hosts)
-        self.watchdog = Watchdog(self.participation, self.writer)
+        self.status = GuardStatus(state, hosts=lambda: writer.session.heartbeats.hosts)
+        self.watchdog = Watchdog(self.status, self.writer)
         self.threads: ProcessThreads | None = None
         self._concluded = False
         self._all_met = threading.Event()  # or this rank is closing
@@ -84,7 +84,7 @@ class Member:
     @property
     def failure(self) -> str:
         """Why this rank has stopped comparing; empty while it compares."""
-        return self.participation.failure
+        return self.status.failure
 
     def start(self) -> None:
         """Starts to meet the other ranks, in the background.
@@ -95,14 +95,14 @@ class Member:
         for earlier in list(_started):
             if earlier.state.end is not None:
                 earlier.close(survived=True)
-            elif earlier.participation.left:
-                earlier.participation.close_left()
+            elif earlier.status.left:
+                earlier.status.close_left()
         _started.add(self)
         self._unregister = at_exit(self.close)
         try:
             self._meeting.start()
         except RuntimeError as error:  # as where the limit of processes is reached
-            self.participation.stop_comparing(first_line(error))
+            self.status.stop_comparing(first_line(error))
 
     def wait_for_roll_call(self, answered: threading.Event) -> None:
         """Waits for the answer to this rank's plan, hardly longer than `deadline_seconds`.
@@ -113,9 +113,9 @@ class Member:
         Args:
             answered: Set once the answer is there.
         """
-        participation, ended = self.participation, self.state.ended
+        status, ended = self.status, self.state.ended
         deadline = time.monotonic() + self.state.settings.deadline_seconds + 1.0
-        while not (answered.wait(0.02) or ended.is_set() or participation.failure or time.monotonic() > deadline):
+        while not (answered.wait(0.02) or ended.is_set() or status.failure or time.monotonic() > deadline):
             pass
         if self.state.complete:
             self._all_met.set()
@@ -125,11 +125,11 @@ class Member:
         ):  # so that it receives what the others find in the first batch
             self.threads.reader_connected.wait(min(SYNC_SECONDS, max(0.0, deadline - time.monotonic())))
         session = self.writer.session
-        decided = answered.is_set() or ended.is_set() or participation.failure
+        decided = answered.is_set() or ended.is_set() or status.failure
         if not (decided or (session.connected and session.prompt)):
-            participation.stop_comparing("the job's store does not answer")
+            status.stop_comparing("the job's store does not answer")
         elif not decided and self.state.settings.keeps_even:
-            participation.stop_comparing(f"rank {self.state.ranks[0]} has not answered")
+            status.stop_comparing(f"rank {self.state.ranks[0]} has not answered")
 
     def close(self, *, survived: bool = False) -> None:
         """Says goodbye and leaves the threads within a second or so, from any thread, any number of times.
@@ -175,7 +175,7 @@ class Member:
             shutdown.wait_until_printed(state)
         if connected and state.end is None:
             writer.say_goodbye().wait(_GOODBYE_SECONDS)
-        self.participation.closing.set()
+        self.status.closing.set()
         self._all_met.set()
         if self._meeting.ident is not None:
             self._meeting.join(DRAIN_SECONDS)
@@ -215,7 +215,7 @@ class Member:
                 return
 
     def _meet(self) -> None:
-        state, given_up = self.state, self.participation.closing.is_set
+        state, given_up = self.state, self.status.closing.is_set
         try:
             store = self._store()
             if store is None:
@@ -228,7 +228,7 @@ class Member:
                 deadline = time.monotonic() + state.settings.deadline_seconds
                 place = find_place(store, self.number, state.ranks[-1] + 1, deadline=deadline, given_up=given_up)
             if place.refused:
-                self.participation.stop_comparing(place.refused, everywhere=True)
+                self.status.stop_comparing(place.refused, everywhere=True)
             elif not given_up():
                 self.threads = connect(self, place, store)
         except Exception as error:  # whatever the store does, training goes on or is told why not
@@ -246,7 +246,7 @@ class Member:
 
     def _store(self) -> Any:
         """The store in which the ranks find one another; None without a process group."""
-        return default_store() if self._part is None else store_of(self._part.group)
+        return default_store() if self._subgroup is None else store_of(self._subgroup.group)
 
     def _need_not_answer(self, seconds: float) -> bool:
         """Waits so long; returns whether no rank can ask any more where to meet, or is compared if it does."""
@@ -254,43 +254,41 @@ class Member:
 
     def lose(self, error: Exception) -> None:
         """Decides what a lost store means: nothing (after the fit), no more comparing, or a lost rank."""
-        participation, state = self.participation, self.state
-        if participation.closing.is_set() or state.end is not None or state.finished:
+        status, state = self.status, self.state
+        if status.closing.is_set() or state.end is not None or state.finished:
             return
         if isinstance(error, (ChannelError, RecursionError)) or not isinstance(error, (RuntimeError, OSError)):
-            participation.stop_comparing(
-                f"the control channel holds something that countoff has not written: {error!r}"[:400]
-            )
+            status.stop_comparing(f"the control channel holds something that countoff has not written: {error!r}"[:400])
             return
         if self.threads is None or not self.threads.reached:
-            participation.stop_comparing(first_line(error))
+            status.stop_comparing(first_line(error))
             return
         place, lifelines = self.threads.place, self.threads.lifelines
         why = f"The job's store went with it: {first_line(error)}"
         deadline = time.monotonic() + BETTER_CAUSE_SECONDS
         found = probe(*self.writer.session.store_address)
-        while time.monotonic() < deadline and not (participation.closing.wait(0.02) or state.finished):
+        while time.monotonic() < deadline and not (status.closing.wait(0.02) or state.finished):
             if found == "silent":
                 continue  # a neighbour that is gone was only the first to know
             # One that never came may have ended before.
             if state.complete and any(each.state() == "gone" for each in self._neighbours()):
                 return  # the watchdog names it once this rank needs it
-        if participation.closing.is_set() or state.finished:
+        if status.closing.is_set() or state.finished:
             return
         if state.end is not None:
             return
         if found == "open":  # a process that is killed does not close all its connections at once
             found = probe(*self.writer.session.store_address)
-        if found != "open" and self._part is not None and not state.settings.keeps_even:
-            participation.stop_comparing("the job's store has ended")  # perhaps with a rank that takes no part here
+        if found != "open" and self._subgroup is not None and not state.settings.keeps_even:
+            status.stop_comparing("the job's store has ended")  # perhaps with a rank that takes no part here
             return
         if found != "open":
-            participation.conclude_alone(self._lost_store(lifelines, found, why))
+            status.conclude_alone(self._lost_store(lifelines, found, why))
             return
         with contextlib.suppress(Exception):  # the store answers, but one of the two has misunderstood the other
-            channel = Channel(place.host, place.port, place.prefix, participation.closing.is_set)
+            channel = Channel(place.host, place.port, place.prefix, status.closing.is_set)
             announce_stopped(channel.at(f"{self.number}/"), state)
-        participation.stop_comparing(f"the connection to the job's store broke: {first_line(error)}")
+        status.stop_comparing(f"the connection to the job's store broke: {first_line(error)}")
 
     def _neighbours(self) -> list[Process]:
         return list(self.writer.session.heartbeats.neighbours.values())

@@ -1,4 +1,4 @@
-"""A member without a store of its own: a verdict that comes while it closes, and what a lost store means."""
+"""A registration without a store of its own: a verdict that comes while it closes, and what a lost store means."""
 
 import threading
 import time
@@ -14,10 +14,10 @@ from countoff.core.session.liveness.lifelines import Hub, Loss
 from countoff.core.session.state import State
 from countoff.core.session.store.channel import Channel
 from countoff.core.session.store.rendezvous import StoreAddress
-from countoff.core.session.threads import member as module
 from countoff.core.session.threads import process_threads
-from countoff.core.session.threads.member import Member
+from countoff.core.session.threads import registration as module
 from countoff.core.session.threads.process_threads import ProcessThreads
+from countoff.core.session.threads.registration import Registration
 from tests.fake_store import FakeStore
 
 LOST = Verdict("LostRank", "rank 0 is gone.", (0,), gone=True)
@@ -42,7 +42,7 @@ def test_a_verdict_that_comes_with_the_goodbye_is_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The program then ends with exit code 87: without the verdict nobody could tell why."""
-    member, store = Member(State(1, 2, Settings(), {})), _VerdictAtGoodbye()
+    registration, store = Registration(State(1, 2, Settings(), {})), _VerdictAtGoodbye()
 
     def channel(*arguments: Any) -> Channel:
         if threading.current_thread().name == "countoff writer":
@@ -54,12 +54,12 @@ def test_a_verdict_that_comes_with_the_goodbye_is_printed(
     monkeypatch.setattr(process_threads, "Channel", channel)
     monkeypatch.setattr(module, "default_store", lambda: store)
     monkeypatch.setattr(module, "find_place", lambda *_, **__: StoreAddress("127.0.0.1", 1, "0123456789ab"))
-    member.start()
+    registration.start()
     told = threading.Event()
-    member.writer.submit(lambda _: told.set())
+    registration.writer.submit(lambda _: told.set())
     assert told.wait(30)
-    member.close()
-    assert member.state.end is not None
+    registration.close()
+    assert registration.state.end is not None
     assert capsys.readouterr().err.count("LostRank: rank 0 is gone.") == 1
 
 
@@ -93,7 +93,7 @@ def test_what_other_ranks_may_wait_for_is_written_before_a_guard_is_closed(
 ) -> None:
     """Where ranks are kept even, one that left its loop alone would else leave the others waiting for ever."""
     monkeypatch.setattr(module, "DRAIN_SECONDS", 0.01)
-    member, store = Member(State(0, 2, Settings(uneven_train=policy), {})), _SlowStore()
+    registration, store = Registration(State(0, 2, Settings(uneven_train=policy), {})), _SlowStore()
 
     def channel(*arguments: Any) -> Channel:
         if threading.current_thread().name == "countoff writer":
@@ -101,12 +101,14 @@ def test_what_other_ranks_may_wait_for_is_written_before_a_guard_is_closed(
         raise TimeoutError("no connection")
 
     monkeypatch.setattr(process_threads, "Channel", channel)
-    connected = ProcessThreads(StoreAddress("127.0.0.1", 1, "0123456789ab"), member.writer.session, None, Settings())
+    connected = ProcessThreads(
+        StoreAddress("127.0.0.1", 1, "0123456789ab"), registration.writer.session, None, Settings()
+    )
     connected.reader_thread = threading.Thread(target=int)  # what other ranks write is of no matter here
-    connected.add(member)
+    connected.add(registration)
     assert connected.connected.wait(30)
-    member.writer.submit(member.writer.append({"type": "ends", "opened": 1, "at": 3, "rank": 0}))
-    member.leave(connected)
+    registration.writer.submit(registration.writer.append({"type": "ends", "opened": 1, "at": 3, "rank": 0}))
+    registration.leave(connected)
     assert store.written.is_set() is (policy == "stop")
 
 
@@ -136,18 +138,18 @@ def test_a_lost_store_is_explained(
     """By its host if that does not answer, by what the lifelines have seen just now, or as far as anybody can tell."""
     monkeypatch.setattr(module, "BETTER_CAUSE_SECONDS", 0.05)
     monkeypatch.setattr(module, "probe", lambda *_: found)
-    member = Member(State(2, 4, Settings(), {}, complete=True))
-    session = member.writer.session
+    registration = Registration(State(2, 4, Settings(), {}, complete=True))
+    session = registration.writer.session
     session.store_address, session.heartbeats.hosts = ("192.0.2.1", 1), {0: "node-0", 2: "node-1"}
     connected = ProcessThreads(StoreAddress("127.0.0.1", 1, "0123456789ab"), session, None, Settings())
     connected.writer_channel = FakeStore()
     connected.lifelines.hub = hub
     if seconds_ago is not None:
         connected.lifelines.losses.append(Loss((0,), at=time.monotonic() - seconds_ago))
-    member.threads = connected
-    member.lose(RuntimeError("Connection timed out"))
-    assert member.state.end is not None
-    assert member.state.end.sentence == sentence
+    registration.threads = connected
+    registration.lose(RuntimeError("Connection timed out"))
+    assert registration.state.end is not None
+    assert registration.state.end.sentence == sentence
 
 
 def test_a_store_that_is_not_quite_gone_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,13 +157,13 @@ def test_a_store_that_is_not_quite_gone_is_asked_again(monkeypatch: pytest.Monke
     answers = ["open", "closed"]
     monkeypatch.setattr(module, "BETTER_CAUSE_SECONDS", 0.05)
     monkeypatch.setattr(module, "probe", lambda *_: answers.pop(0))
-    member = Member(State(1, 2, Settings(), {}, complete=True))
+    registration = Registration(State(1, 2, Settings(), {}, complete=True))
     place = StoreAddress("127.0.0.1", 1, "0123456789ab")
-    member.threads = connected = ProcessThreads(place, member.writer.session, None, Settings())
+    registration.threads = connected = ProcessThreads(place, registration.writer.session, None, Settings())
     connected.writer_channel = FakeStore()
-    member.lose(RuntimeError("failed to recv, got 0 bytes"))
-    assert member.state.end is not None
-    assert member.state.end.sentence == "rank 0 or whoever hosts the job's store is gone."
+    registration.lose(RuntimeError("failed to recv, got 0 bytes"))
+    assert registration.state.end is not None
+    assert registration.state.end.sentence == "rank 0 or whoever hosts the job's store is gone."
 
 
 def test_training_begins_once_the_reader_is_connected(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,18 +185,18 @@ def test_training_begins_once_the_reader_is_connected(monkeypatch: pytest.Monkey
             waited.append(timeout)
             return False
 
-    member = Member(State(1, 2, Settings(), {}))
-    member.threads = ProcessThreads(
-        StoreAddress("127.0.0.1", 1, "0123456789ab"), member.writer.session, None, Settings()
+    registration = Registration(State(1, 2, Settings(), {}))
+    registration.threads = ProcessThreads(
+        StoreAddress("127.0.0.1", 1, "0123456789ab"), registration.writer.session, None, Settings()
     )
-    member.threads.reader_connected = ReaderConnected()
-    monkeypatch.setattr("countoff.core.session.threads.member.time", SimpleNamespace(monotonic=lambda: now))
-    member.wait_for_roll_call(Answered())
+    registration.threads.reader_connected = ReaderConnected()
+    monkeypatch.setattr("countoff.core.session.threads.registration.time", SimpleNamespace(monotonic=lambda: now))
+    registration.wait_for_roll_call(Answered())
     assert waited == [pytest.approx(0.05)]
-    assert member.failure == ""
+    assert registration.failure == ""
 
 
 def test_a_rank_without_an_answer_goes_on_by_itself() -> None:
-    member = Member(State(1, 2, Settings(deadline_seconds=0.01), {}))
-    member.wait_for_roll_call(threading.Event())
-    assert member.failure == "the job's store does not answer"
+    registration = Registration(State(1, 2, Settings(deadline_seconds=0.01), {}))
+    registration.wait_for_roll_call(threading.Event())
+    assert registration.failure == "the job's store does not answer"

@@ -7,7 +7,7 @@ import pytest
 
 from countoff.core import Settings, Verdict
 from countoff.core.session.state import State
-from countoff.core.session.threads.participation import Participation, first_line
+from countoff.core.session.threads.guard_status import GuardStatus, first_line
 from countoff.core.session.threads.writer import Writer
 from tests.fake_store import FakeStore
 
@@ -15,45 +15,45 @@ LOST = Verdict("LostRank", "rank 0 is gone.", (0,))
 
 
 @pytest.fixture
-def participation() -> Participation:
-    return Participation(State(1, 2, Settings(), {}))
+def status() -> GuardStatus:
+    return GuardStatus(State(1, 2, Settings(), {}))
 
 
-def test_a_rank_stops_comparing_once(participation: Participation, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rank_stops_comparing_once(status: GuardStatus, capsys: pytest.CaptureFixture[str]) -> None:
     """The first reason is kept and printed in one line; a later one changes nothing."""
-    participation.stop_comparing("the store is gone")
-    participation.stop_comparing("the store is gone again")
-    assert participation.failure == "the store is gone"
+    status.stop_comparing("the store is gone")
+    status.stop_comparing("the store is gone again")
+    assert status.failure == "the store is gone"
     line = "[rank 1] countoff: LateRank: the store is gone (this rank trains on without comparing)"
     assert capsys.readouterr().err.split("\n") == ["", line, ""]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_where_no_rank_compares_the_first_one_says_so(rank: int, capsys: pytest.CaptureFixture[str]) -> None:
-    participation = Participation(State(rank, 2, Settings(), {}))
-    participation.stop_comparing("there is no room", everywhere=True)
-    assert participation.failure == "there is no room"
+    status = GuardStatus(State(rank, 2, Settings(), {}))
+    status.stop_comparing("there is no room", everywhere=True)
+    assert status.failure == "there is no room"
     line = "[rank 0] countoff: LateRank: there is no room (nothing is compared; training goes on)"
     assert capsys.readouterr().err.split("\n") == (["", line, ""] if rank == 0 else [""])
 
 
-def test_a_rank_that_stopped_comparing_writes_nothing(participation: Participation) -> None:
+def test_a_rank_that_stopped_comparing_writes_nothing(status: GuardStatus) -> None:
     """What it still finds must not end the job of ranks that compare."""
     store = FakeStore()
-    writer = Writer(participation.state)
-    participation.stop_comparing("the store is gone")
-    participation.state.propose(LOST)
-    writer.carry_out(participation.state.outbox.get_nowait(), store)
+    writer = Writer(status.state)
+    status.stop_comparing("the store is gone")
+    status.state.propose(LOST)
+    writer.carry_out(status.state.outbox.get_nowait(), store)
     assert store.values == {}
 
 
-def test_many_threads_stop_comparing_once(participation: Participation, capsys: pytest.CaptureFixture[str]) -> None:
+def test_many_threads_stop_comparing_once(status: GuardStatus, capsys: pytest.CaptureFixture[str]) -> None:
     """If several threads find the store lost at the same time, one line is printed."""
     barrier = threading.Barrier(4)
 
     def stop() -> None:
         barrier.wait(10)
-        participation.stop_comparing("the store is gone")
+        status.stop_comparing("the store is gone")
 
     threads = [threading.Thread(target=stop) for _ in range(4)]
     for thread in threads:
@@ -66,32 +66,30 @@ def test_many_threads_stop_comparing_once(participation: Participation, capsys: 
 def test_without_the_store_a_verdict_names_the_hosts_of_its_ranks_alone() -> None:
     """A scheduler must not leave out the hosts of ranks that are well."""
     hosts = {0: "node-0", 2: "node-1", 3: "node-1"}
-    participation = Participation(State(3, 4, Settings(), {}), hosts=lambda: hosts)
-    participation.conclude_alone(replace(LOST, gone=True))
-    assert participation.state.end is not None
-    told = participation.state.end.to_dict()
+    status = GuardStatus(State(3, 4, Settings(), {}), hosts=lambda: hosts)
+    status.conclude_alone(replace(LOST, gone=True))
+    assert status.state.end is not None
+    told = status.state.end.to_dict()
     assert (told["sentence"], told["hosts"]) == ("rank 0 on node-0 is gone.", {"0": "node-0"})
     assert told["leave_out"] == ["node-0"]
 
 
-def test_without_the_store_a_rank_prints_its_verdict(
-    participation: Participation, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_the_store_a_rank_prints_its_verdict(status: GuardStatus, capsys: pytest.CaptureFixture[str]) -> None:
     """A rank that has lost the store ends the fit with the verdict that it is given, and its remedy."""
-    participation.conclude_alone(LOST)
-    assert participation.state.end is not None
-    assert replace(participation.state.end, remedy="") == LOST
-    assert participation.state.end.remedy.startswith("read that rank's own output first")
-    assert participation.state.printed.is_set()
+    status.conclude_alone(LOST)
+    assert status.state.end is not None
+    assert replace(status.state.end, remedy="") == LOST
+    assert status.state.end.remedy.startswith("read that rank's own output first")
+    assert status.state.printed.is_set()
     assert capsys.readouterr().err.count("LostRank: rank 0 is gone.") == 1
 
 
-def test_without_the_store_an_own_proof_is_the_cause(participation: Participation) -> None:
+def test_without_the_store_an_own_proof_is_the_cause(status: GuardStatus) -> None:
     """What this rank has proved itself is the better cause."""
     proof = Verdict("UnevenBatches", "they differ.", (1, 0))
-    participation.state.propose(proof)
-    participation.conclude_alone(LOST)
-    assert participation.state.end == proof
+    status.state.propose(proof)
+    status.conclude_alone(LOST)
+    assert status.state.end == proof
 
 
 @pytest.mark.parametrize(
@@ -117,9 +115,9 @@ def test_first_line_of_an_error_is_short() -> None:
 
 def test_a_rank_that_keeps_even_does_not_train_on_alone(capsys: pytest.CaptureFixture[str]) -> None:
     """Without the store nobody knows which batches may be started, so the fit ends here."""
-    participation = Participation(State(1, 2, Settings(uneven_train="stop"), {}))
-    participation.stop_comparing("the store is gone")
-    assert participation.state.end is not None
-    assert participation.state.end.kind == "LostRank"
+    status = GuardStatus(State(1, 2, Settings(uneven_train="stop"), {}))
+    status.stop_comparing("the store is gone")
+    assert status.state.end is not None
+    assert status.state.end.kind == "LostRank"
     assert "rank 1 has lost contact with the other ranks: the store is gone." in capsys.readouterr().err
-    assert participation.failure == ""
+    assert status.failure == ""

@@ -31,7 +31,7 @@ from benchmarks.results import (
     progress,
 )
 from integration_tests.composer_jobs import Job
-from integration_tests.jobs import BATCH_SIZE
+from integration_tests.digits import BATCH_SIZE
 
 BARE, OBSERVED = "bare", "observed"
 CLOCKS = {WALL_TIME: time.perf_counter, THREAD_TIME: time.thread_time}

@@ -25,8 +25,9 @@ from countoff import lightning
 from countoff import torch as plain
 from countoff.core.data.fingerprint import PendingFingerprint, begin_fingerprint
 from integration_tests import devices
+from integration_tests.digits import own_rank
 from integration_tests.gpu_jobs import on_device
-from integration_tests.jobs import Job, own_rank, quiet
+from integration_tests.lightning_jobs import Job, quiet
 
 BARE, GENERATOR = "the loader itself", "a generator that does nothing"
 WITHOUT, WITH = "countoff without fingerprints", "countoff"

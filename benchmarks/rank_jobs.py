@@ -17,7 +17,8 @@ from countoff._adapter.forward_passes import count_forward_passes
 from countoff.core import FitPlan, Guard, Settings, constants
 from countoff.lightning import Countoff
 from integration_tests.constants import put
-from integration_tests.jobs import Classifier, Job, own_rank, quiet
+from integration_tests.digits import own_rank
+from integration_tests.lightning_jobs import Classifier, Job, quiet
 
 ADD = "`counter.add()`, which adds 1"
 EMPTY_HOOKS = "two hooks that do nothing"

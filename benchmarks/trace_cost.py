@@ -15,7 +15,7 @@ from benchmarks.ranks import on_ranks
 from benchmarks.results import Samples, Table, compared, in_turns, progress
 from countoff.core import FitPlan, Guard, Settings
 from integration_tests.constants import put
-from integration_tests.jobs import own_rank
+from integration_tests.digits import own_rank
 
 WITHOUT, WITH = "no trace", "a trace"
 _BATCHES_PER_SECOND = 10

@@ -26,7 +26,7 @@ from integration_tests.accelerate_jobs import (
     stream_loader,
     weights,
 )
-from integration_tests.jobs import BATCH_SIZE, digits, own_rank
+from integration_tests.digits import BATCH_SIZE, digits, own_rank
 
 
 def resumed(save_at: tuple[int, int], differently: bool = False) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from countoff.accelerate import Countoff
 from integration_tests import devices
 from integration_tests.constants import taken
-from integration_tests.jobs import BATCH_SIZE, digits, own_rank, weights
+from integration_tests.digits import BATCH_SIZE, digits, own_rank, weights
 
 
 class CountingSGD(torch.optim.SGD):

@@ -10,7 +10,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from integration_tests.jobs import own_rank, quiet, share_loader
+from integration_tests.digits import own_rank, share_loader
+from integration_tests.lightning_jobs import quiet
 
 Options = Mapping[str, Any] | None
 Drawn = tuple[int, int | None]

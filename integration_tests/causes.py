@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from countoff.core import DivergenceError
+from integration_tests.digits import digits, own_rank
 from integration_tests.harness import run_ranks
-from integration_tests.jobs import digits, own_rank
 
 FAULTS = {
     "rows": "the train dataset has",
@@ -131,7 +131,7 @@ def lightning(plan: Plan) -> None:
     import lightning.pytorch as pl
 
     from countoff.lightning import Countoff
-    from integration_tests.jobs import Classifier, quiet
+    from integration_tests.lightning_jobs import Classifier, quiet
 
     class Scheduled(Classifier):
         def configure_optimizers(self) -> Any:

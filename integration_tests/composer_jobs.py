@@ -13,8 +13,8 @@ import pytest
 
 from integration_tests import devices
 from integration_tests.constants import taken
+from integration_tests.digits import own_rank, weights
 from integration_tests.harness import RankResult
-from integration_tests.jobs import own_rank, weights
 from integration_tests.objects import assert_gone, seen, trace
 
 needs_composer = pytest.mark.skipif(find_spec("composer") is None, reason="Composer needs torch 2.7.0")

@@ -23,7 +23,7 @@ from torch.utils.data.distributed import DistributedSampler
 from torchmetrics.classification import MulticlassAccuracy
 
 from integration_tests import devices
-from integration_tests.jobs import BATCH_SIZE, digits, own_rank
+from integration_tests.digits import BATCH_SIZE, digits, own_rank
 from integration_tests.objects import outcome, seen
 
 

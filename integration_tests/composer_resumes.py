@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from integration_tests.composer_jobs import Job, outcome
-from integration_tests.jobs import BATCH_SIZE, digits, own_rank
+from integration_tests.digits import BATCH_SIZE, digits, own_rank
 
 BATCHES = 6
 

@@ -11,8 +11,9 @@ from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 from countoff.lightning import Countoff
+from integration_tests.digits import BATCH_SIZE, own_rank
 from integration_tests.identity_jobs import Whole, digits_set
-from integration_tests.jobs import BATCH_SIZE, Classifier, Job, own_rank, quiet
+from integration_tests.lightning_jobs import Classifier, Job, quiet
 from integration_tests.loops import counted
 
 

@@ -16,7 +16,8 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorD
 from torch.utils.data.distributed import DistributedSampler
 
 from integration_tests import devices
-from integration_tests.jobs import BATCH_SIZE, digits, own_rank, quiet
+from integration_tests.digits import BATCH_SIZE, digits, own_rank
+from integration_tests.lightning_jobs import quiet
 
 ROWS, FEWER = 32, 29
 EVALS = 16

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSam
 from torch.utils.data.distributed import DistributedSampler
 
 from integration_tests import devices
-from integration_tests.jobs import digits, own_rank, weights
+from integration_tests.digits import digits, own_rank, weights
 
 METRICS = ("eval_samples", "eval_samples_repeated", "eval_samples_dropped")
 
@@ -137,7 +137,7 @@ def with_lightning(cases: Sequence[Case]) -> list[tuple[dict[str, list[float]], 
     import lightning.pytorch as pl
     from lightning.pytorch.loggers import CSVLogger
 
-    from integration_tests.jobs import Classifier, Job, logged, quiet
+    from integration_tests.lightning_jobs import Classifier, Job, logged, quiet
 
     quiet()
     found = []

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, Tens
 import countoff.accelerate
 import countoff.torch
 from integration_tests import devices
-from integration_tests.jobs import digits, own_rank, weights
+from integration_tests.digits import digits, own_rank, weights
 
 _SIZE = 4
 EQUAL = 7

@@ -26,8 +26,8 @@ from countoff.core.session.store.channel import Channel
 from countoff.core.session.threads.process_threads import ProcessThreads
 from countoff.torch import Countoff
 from integration_tests import constants, devices
+from integration_tests.digits import digits, own_rank, weights
 from integration_tests.harness import tell
-from integration_tests.jobs import digits, own_rank, weights
 
 Pair = collections.namedtuple("Pair", ["images", "labels"])
 

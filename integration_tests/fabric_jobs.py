@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from countoff.fabric import Countoff
 from integration_tests import devices
-from integration_tests.jobs import BATCH_SIZE, digits, own_rank, share_loader, weights
+from integration_tests.digits import BATCH_SIZE, digits, own_rank, share_loader, weights
 
 
 class Cycle:

@@ -13,8 +13,8 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from countoff.fabric import Countoff
 from integration_tests import devices
+from integration_tests.digits import BATCH_SIZE, digits, own_rank
 from integration_tests.fabric_jobs import step_on
-from integration_tests.jobs import BATCH_SIZE, digits, own_rank
 from integration_tests.resume_jobs import BATCHES, EPOCHS, Run, Shares, rate_of
 
 KEYS = {"m": "model", "o": "optimizer", "s": "scheduler", "c": "countoff"}

@@ -18,9 +18,9 @@ from countoff.core.ending import nccl
 from countoff.core.session.liveness import collectives
 from countoff.core.waiting import until
 from countoff.torch import Countoff
-from integration_tests import composer_jobs, devices, fabric_jobs, jobs, sync_watch
+from integration_tests import composer_jobs, devices, fabric_jobs, lightning_jobs, sync_watch
 from integration_tests.constants import taken
-from integration_tests.jobs import BATCH_SIZE, digits, weights
+from integration_tests.digits import BATCH_SIZE, digits, weights
 
 OPTIONS = {"TICK_BATCHES": 2}
 """Ticks, which read learning rates, often enough for a short job."""
@@ -33,7 +33,7 @@ def pinned(loader: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class PinnedLightning(jobs.Job):
+class PinnedLightning(lightning_jobs.Job):
     """A job of Lightning's."""
 
     def train_loader(self) -> Any:
@@ -85,7 +85,7 @@ def fabric(samples: int) -> Any:
 
 def lightning(samples: int) -> Any:
     """A job of Lightning's Trainer."""
-    return jobs.fit(PinnedLightning(even=samples, val=[2] * int(os.environ["WORLD_SIZE"]), options=OPTIONS))
+    return lightning_jobs.fit(PinnedLightning(even=samples, val=[2] * int(os.environ["WORLD_SIZE"]), options=OPTIONS))
 
 
 def composer(samples: int) -> Any:

@@ -28,7 +28,8 @@ from countoff import torch as plain_torch
 from countoff.core import Guard
 from integration_tests import composer_jobs, devices
 from integration_tests.accelerate_jobs import model_and_optimizer as linear
-from integration_tests.jobs import BATCH_SIZE, digits, quiet, weights
+from integration_tests.digits import BATCH_SIZE, digits, weights
+from integration_tests.lightning_jobs import quiet
 from integration_tests.loops import counted, even_loader, model_and_optimizer
 from integration_tests.trainer_jobs import Digits, Linear, collate
 

@@ -12,7 +12,7 @@ import torch
 
 from countoff.torch import Countoff
 from integration_tests import devices, loops
-from integration_tests.jobs import own_rank, share_loader
+from integration_tests.digits import own_rank, share_loader
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ import torch
 from integration_tests import loops
 from integration_tests.harness import RankResult, RanksFailed
 from integration_tests.hosts import HostsWatch, run_hosts, why_impossible
-from integration_tests.jobs import Job, fit, printed_lines
+from integration_tests.lightning_jobs import Job, fit
+from integration_tests.output import printed_lines
 from integration_tests.test_hosts import JOBS, wait_until_watched
 
 Shape = tuple[int, int]

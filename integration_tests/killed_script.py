@@ -19,7 +19,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
-from integration_tests.jobs import BATCH_SIZE, digits, own_rank
+from integration_tests.digits import BATCH_SIZE, digits, own_rank
 
 MOMENTS = ("batch", "evaluation", "loader", "start")
 BATCHES, AT = 400, 9
@@ -185,7 +185,7 @@ def run_transformers(doom: Doom) -> None:
 def run_lightning(doom: Doom) -> None:
     import lightning.pytorch as pl
 
-    from integration_tests import jobs
+    from integration_tests import lightning_jobs
 
     class Strikes(pl.Callback):
         def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -195,10 +195,10 @@ def run_lightning(doom: Doom) -> None:
             doom.before_fit()
 
     os.environ.setdefault("GROUP_WORLD_SIZE", "1")
-    jobs.quiet()
+    lightning_jobs.quiet()
     train, evaluation = loaders(doom, sharded=False)
-    jobs.Job().make_trainer(max_epochs=1, callbacks=[Strikes()]).fit(
-        jobs.Classifier(eval_sync="step"), train, evaluation
+    lightning_jobs.Job().make_trainer(max_epochs=1, callbacks=[Strikes()]).fit(
+        lightning_jobs.Classifier(eval_sync="step"), train, evaluation
     )
 
 

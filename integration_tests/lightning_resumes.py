@@ -13,7 +13,8 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, StepLR
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from integration_tests.jobs import BATCH_SIZE, Classifier, Job, digits, outcome, own_rank, quiet, share_loader
+from integration_tests.digits import BATCH_SIZE, digits, own_rank, share_loader
+from integration_tests.lightning_jobs import Classifier, Job, outcome, quiet
 
 BATCHES = 6
 

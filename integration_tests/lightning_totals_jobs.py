@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from integration_tests.jobs import BATCH_SIZE, digits, own_rank, quiet, weights
+from integration_tests.digits import BATCH_SIZE, digits, own_rank, weights
+from integration_tests.lightning_jobs import quiet
 
 _DRAWN = re.compile(r"(Epoch \d+|Validation|Testing)(?:/\d+)?(?: +DataLoader (\d))?[^\r\n]*? (\d+)/(\d+|\?|--)")
 

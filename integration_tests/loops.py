@@ -12,7 +12,7 @@ from torch.utils.data.distributed import DistributedSampler
 from countoff.torch import Countoff
 from integration_tests import devices
 from integration_tests.constants import put
-from integration_tests.jobs import BATCH_SIZE, digits, own_rank, share_loader, weights
+from integration_tests.digits import BATCH_SIZE, digits, own_rank, share_loader, weights
 
 
 def model_and_optimizer() -> tuple[DistributedDataParallel, torch.optim.Optimizer]:

@@ -19,7 +19,7 @@ from countoff.mesh import dp_position
 from countoff.torch import Countoff
 from integration_tests import devices
 from integration_tests.constants import put
-from integration_tests.jobs import BATCH_SIZE, digits
+from integration_tests.digits import BATCH_SIZE, digits
 from integration_tests.loops import train_on
 from integration_tests.micro_jobs import wait_for_notice
 

@@ -21,7 +21,8 @@ from torch.utils.checkpoint import checkpoint
 
 from integration_tests import devices
 from integration_tests.constants import put, taken
-from integration_tests.jobs import Job, digits, own_rank, quiet, share_loader, weights
+from integration_tests.digits import digits, own_rank, share_loader, weights
+from integration_tests.lightning_jobs import Job, quiet
 from integration_tests.loops import counted
 
 BATCHES, MICRO_BATCHES = 10, 4

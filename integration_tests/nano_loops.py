@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from countoff.torch import Countoff
-from integration_tests.jobs import BATCH_SIZE, digits, own_rank, weights
+from integration_tests.digits import BATCH_SIZE, digits, own_rank, weights
 from integration_tests.loops import model_and_optimizer, train_on
 
 

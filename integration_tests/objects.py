@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from countoff.core import DivergenceError
 from countoff.torch import Countoff
-from integration_tests.jobs import own_rank, share_loader
+from integration_tests.digits import own_rank, share_loader
 
 UNEVEN = (4, 5)
 """Batches of the two ranks in the fits that end with a verdict."""

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from countoff.torch import Countoff
 from integration_tests import devices
-from integration_tests.jobs import own_rank, share_loader
+from integration_tests.digits import own_rank, share_loader
 from integration_tests.loops import even_loader, model_and_optimizer, train_on
 
 

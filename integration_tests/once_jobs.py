@@ -15,7 +15,7 @@ from torch.utils.data.distributed import DistributedSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from countoff.torch import Countoff
-from integration_tests.jobs import BATCH_SIZE, digits, own_rank, weights
+from integration_tests.digits import BATCH_SIZE, digits, own_rank, weights
 from integration_tests.loops import model_and_optimizer, train_on
 
 

@@ -30,8 +30,8 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import countoff.accelerate
 import countoff.torch
+from integration_tests.digits import own_rank
 from integration_tests.harness import RankResult, ask_no_name_server, run_ranks
-from integration_tests.jobs import own_rank
 from integration_tests.once_jobs import counted_trainer, forked
 
 BATCH, EPOCHS = 4, 4

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from countoff.torch import Countoff
+from integration_tests.digits import own_rank, share_loader, weights
 from integration_tests.harness import tell
-from integration_tests.jobs import own_rank, share_loader, weights
 from integration_tests.loops import train_on
 
 PARTS = ([0, 1], [2, 3])

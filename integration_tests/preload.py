@@ -1,4 +1,4 @@
-"""What the forkserver imports once, so that every rank starts with it: torch, and the frameworks that are there.
+"""What the forkserver imports once, so that every rank starts with it: torch, countoff, the frameworks that are there.
 
 Nothing here may start a thread (a fork would lose it): imports only, and no tensor is touched. A session that needs
 few of the frameworks names them in PRELOAD, and saves the half minute that the others take.
@@ -22,6 +22,7 @@ wanted = os.environ.get("PRELOAD", "").split()
 for name in (
     "pytest",
     "torch.distributed",
+    "torch._dynamo",  # torch imports it with the first optimizer or DistributedDataParallel
     "lightning.pytorch",
     "lightning.fabric",
     "pytorch_lightning",
@@ -33,11 +34,20 @@ for name in (
     "comet_ml",
     "wandb",
     "mlflow",
+    "countoff.torch",
+    "countoff.lightning",
+    "countoff.fabric",
+    "countoff.composer",
+    "countoff.accelerate",
+    "countoff.transformers",
 ):
     if wanted and name.partition(".")[0] not in wanted:
         continue
     with contextlib.suppress(ModuleNotFoundError):
         importlib.import_module(name)
+
+if not wanted:
+    importlib.import_module("integration_tests.digits").pixels()
 
 if (environment := sys.modules.get("composer.utils.collect_env")) is not None:
     environment.get_cpu_model()  # else each process with a Trainer starts a program for it: 1 s of a core

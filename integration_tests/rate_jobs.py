@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from countoff.torch import Countoff
 from integration_tests import devices
+from integration_tests.digits import own_rank
 from integration_tests.horizon_jobs import (
     SAMPLES,
     Make,
@@ -21,7 +22,7 @@ from integration_tests.horizon_jobs import (
     prepared,
     trained,
 )
-from integration_tests.jobs import Classifier, Job, own_rank, quiet
+from integration_tests.lightning_jobs import Classifier, Job, quiet
 from integration_tests.loops import counted, even_loader, model_and_optimizer, train_on
 
 

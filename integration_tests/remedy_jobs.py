@@ -23,8 +23,8 @@ from torch.utils.data.distributed import DistributedSampler
 import countoff.accelerate
 import countoff.torch
 from countoff.core import DivergenceError, Verdict
+from integration_tests.digits import digits, own_rank
 from integration_tests.harness import RankResult
-from integration_tests.jobs import digits, own_rank
 
 BATCH_SIZE = 4
 Heard = list[Verdict]

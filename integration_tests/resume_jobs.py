@@ -19,7 +19,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import countoff.accelerate
 import countoff.torch
-from integration_tests.jobs import BATCH_SIZE, digits, own_rank
+from integration_tests.digits import BATCH_SIZE, digits, own_rank
 from integration_tests.loops import model_and_optimizer, train_on
 
 BATCHES, EPOCHS = 6, 4

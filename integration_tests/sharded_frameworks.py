@@ -12,7 +12,8 @@ from torch.distributed.fsdp import fully_shard
 
 from integration_tests import devices
 from integration_tests.constants import taken
-from integration_tests.jobs import BATCH_SIZE, own_rank, quiet, share_loader, weights
+from integration_tests.digits import BATCH_SIZE, own_rank, share_loader, weights
+from integration_tests.lightning_jobs import quiet
 from integration_tests.loops import counted
 from integration_tests.micro_jobs import wait_for_notice
 from integration_tests.sharded_jobs import BATCHES, PASSES, Net, Sharded

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from integration_tests import devices
 from integration_tests.constants import taken
-from integration_tests.jobs import own_rank, share_loader, weights
+from integration_tests.digits import own_rank, share_loader, weights
 from integration_tests.loops import counted
 from integration_tests.micro_jobs import wait_for_notice
 

@@ -17,9 +17,9 @@ from torch.utils.data.distributed import DistributedSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 from transformers import TrainerCallback
 
-from integration_tests import composer_jobs, devices, lightning_resumes, trainer_jobs
-from integration_tests import jobs as lightning_jobs
-from integration_tests.jobs import BATCH_SIZE, Classifier, digits, quiet, share_loader
+from integration_tests import composer_jobs, devices, lightning_jobs, lightning_resumes, trainer_jobs
+from integration_tests.digits import BATCH_SIZE, digits, own_rank, share_loader
+from integration_tests.lightning_jobs import Classifier, quiet
 from integration_tests.loops import model_and_optimizer, train_on
 
 BATCHES = 10
@@ -170,7 +170,7 @@ LIGHTNING: dict[str, Callable[[], None]] = {
     "reloaded": lambda: _fit(None, Reloaded(), reload_dataloaders_every_n_epochs=1),
     "a dataset that shrinks": lambda: _fit(DataLoader(Digits(), BATCH_SIZE), callbacks=[Calls(_shrink)]),
     "a sampler of one's own": lambda: _fit(
-        DataLoader(data := Digits(), BATCH_SIZE, sampler=Halves(data, 2, lightning_jobs.own_rank()))
+        DataLoader(data := Digits(), BATCH_SIZE, sampler=Halves(data, 2, own_rank()))
     ),
     "epochs that a callback changes": lambda: _fit(once(), callbacks=[Calls(_set_epochs)]),
     "no length": lambda: _fit(share_loader(5)),

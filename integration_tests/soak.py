@@ -33,12 +33,13 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from countoff.core.messages import count_of
-from integration_tests import accelerate_jobs, composer_jobs, devices, jobs
+from integration_tests import accelerate_jobs, composer_jobs, devices, lightning_jobs
 from integration_tests.constants import taken
 from integration_tests.devices import DeviceError, choose_device
+from integration_tests.digits import BATCH_SIZE, digits, own_rank, share_loader, weights
 from integration_tests.harness import RankResult, RanksFailed, run_ranks
 from integration_tests.hosts import run_hosts, why_impossible
-from integration_tests.jobs import BATCH_SIZE, digits, own_rank, verdict_lines, weights
+from integration_tests.output import verdict_lines
 
 FITS = 3
 KEYS_PER_RANK = 12
@@ -85,7 +86,7 @@ def fit_torch(job: TorchJob) -> str:
     context = "fork" if job.workers else None
     sampler = DistributedSampler(dataset)
     loader = DataLoader(dataset, BATCH_SIZE, sampler=sampler, num_workers=job.workers, multiprocessing_context=context)
-    evals = jobs.share_loader(job.evals)
+    evals = share_loader(job.evals)
     options: dict[str, Any] = {"enabled": False} if job.options is None else taken(job.options)
     countoff = Countoff(optimizer=optimizer, model=model, gradient_accumulation_steps=job.accumulation, **options)
     for epoch in range(job.start_epoch, 2):
@@ -107,7 +108,7 @@ def fit_torch(job: TorchJob) -> str:
 
 
 @dataclass(frozen=True)
-class LightningJob(jobs.Job):
+class LightningJob(lightning_jobs.Job):
     """A job of Lightning's, resumed from a checkpoint or not."""
 
     resumed: bool = False
@@ -115,7 +116,7 @@ class LightningJob(jobs.Job):
 
 def fit_lightning(job: LightningJob) -> dict[str, Any]:
     """Trains with Lightning."""
-    return jobs.fit_resumed(job) if job.resumed else jobs.fit(job)
+    return lightning_jobs.fit_resumed(job) if job.resumed else lightning_jobs.fit(job)
 
 
 def fit_accelerate(loop: accelerate_jobs.Loop) -> str:

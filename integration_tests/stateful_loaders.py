@@ -16,7 +16,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import countoff.accelerate
 import countoff.fabric
 import countoff.torch
-from integration_tests.jobs import own_rank
+from integration_tests.digits import own_rank
 
 
 def read(fit: Any, loader: Any, most: int | None = None) -> tuple[list[float], Any]:

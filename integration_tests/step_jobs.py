@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from countoff.accelerate import Countoff
 from integration_tests import devices
-from integration_tests.jobs import digits
+from integration_tests.digits import digits
 from integration_tests.weight_jobs import build
 
 BATCHES = 24

@@ -16,7 +16,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler, Subset, WeightedRandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
-from integration_tests.jobs import own_rank, quiet
+from integration_tests.digits import own_rank
+from integration_tests.lightning_jobs import quiet
 
 SAMPLES, BATCH, SHARDS = 96, 4, 12
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Sampler, TensorDataset
 from countoff.accelerate import Countoff
 from integration_tests import accelerate_jobs, stateful_loaders, trainer_jobs
 from integration_tests.accelerate_jobs import Loop
-from integration_tests.jobs import assert_named, verdict_lines
+from integration_tests.output import assert_named, verdict_lines
 
 UNSHARED = {"dispatch_batches": False}
 CPU = {"ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1"}

@@ -7,7 +7,7 @@ pytest.importorskip("accelerate")
 from integration_tests import accelerate_cases as cases
 from integration_tests import accelerate_jobs as jobs
 from integration_tests.accelerate_jobs import Loop
-from integration_tests.jobs import verdict_lines
+from integration_tests.output import verdict_lines
 
 LOOPS = {
     "shard": Loop(samples=80, evals=[16, 32]),

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("accelerate")
 
 from integration_tests import accelerate_cases as cases
-from integration_tests.jobs import verdict_lines
+from integration_tests.output import verdict_lines
 
 
 def said(results):

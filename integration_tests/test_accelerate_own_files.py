@@ -11,7 +11,8 @@ from accelerate import Accelerator
 from accelerate.data_loader import prepare_data_loader
 
 from countoff.accelerate import Countoff
-from integration_tests.jobs import own_rank, share_loader, verdict_lines
+from integration_tests.digits import own_rank, share_loader
+from integration_tests.output import verdict_lines
 
 
 def train_on_own_files(_: int) -> list[Any]:

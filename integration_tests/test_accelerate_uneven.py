@@ -10,7 +10,7 @@ pytest.importorskip("accelerate")
 from integration_tests import accelerate_cases as cases
 from integration_tests import accelerate_jobs as jobs
 from integration_tests.accelerate_jobs import Loop, trained
-from integration_tests.jobs import assert_named, verdict_lines
+from integration_tests.output import assert_named, verdict_lines
 
 UNSHARED = {"dispatch_batches": False}
 UNEVEN = {

@@ -18,8 +18,10 @@ from countoff.core.alerts.alerts import NOTIFY_SECONDS
 from countoff.core.ending.shutdown import PRINT_SECONDS
 from countoff.torch import Countoff
 from integration_tests import constants, devices, loops
+from integration_tests.digits import own_rank, share_loader
 from integration_tests.harness import RankResult, Watch
-from integration_tests.jobs import fit, own_rank, share_loader, verdict_lines
+from integration_tests.lightning_jobs import fit
+from integration_tests.output import verdict_lines
 from integration_tests.test_faults import long_job
 from integration_tests.test_stalled_jobs import hang_beside_the_others
 from integration_tests.torchrun import launched

@@ -18,8 +18,8 @@ from countoff._run import process_group
 from countoff.core.session.store.rendezvous import default_store, tcp_store
 from countoff.core.waiting import until
 from countoff.torch import Countoff, before_fit
+from integration_tests.digits import own_rank
 from integration_tests.harness import NAME_LOOKUPS, Watch, python_path, tell
-from integration_tests.jobs import own_rank
 
 STALL_SECONDS = {"COUNTOFF_STALL_SECONDS": "1"}
 DATA = """\

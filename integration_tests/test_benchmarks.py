@@ -10,7 +10,7 @@ from benchmarks.results import report
 from countoff.core.trace.format import LINES
 from countoff.report import facts
 from countoff.report.reader import read
-from integration_tests.jobs import verdict_lines
+from integration_tests.output import verdict_lines
 
 
 def test_the_benchmark_counts_every_operation_of_the_store(tmp_path, capsys):

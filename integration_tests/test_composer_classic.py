@@ -11,7 +11,7 @@ import pytest
 
 from integration_tests.composer_jobs import Job, fit
 from integration_tests.harness import RanksTimedOut
-from integration_tests.jobs import assert_named
+from integration_tests.output import assert_named
 
 
 def is_classic() -> bool:

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from integration_tests.composer_jobs import Job, fit, needs_composer, outcome, remove_shared_memory
+from integration_tests.digits import own_rank
 from integration_tests.harness import Watch
-from integration_tests.jobs import assert_named, own_rank, verdict_lines
+from integration_tests.output import assert_named, verdict_lines
 
 pytestmark = needs_composer
 

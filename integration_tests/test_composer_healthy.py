@@ -13,7 +13,7 @@ from integration_tests.composer_jobs import (
     outcome,
     remove_shared_memory,
 )
-from integration_tests.jobs import verdict_lines
+from integration_tests.output import verdict_lines
 
 pytestmark = needs_composer
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from integration_tests.composer_jobs import Job, fit_and_record_all, needs_composer, said
-from integration_tests.jobs import verdict_lines
+from integration_tests.output import verdict_lines
 
 pytestmark = needs_composer
 

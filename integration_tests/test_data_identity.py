@@ -9,7 +9,7 @@ from integration_tests import data_frames, identity_jobs
 from integration_tests.composer_jobs import needs_composer
 from integration_tests.harness import RankResult
 from integration_tests.identity_jobs import Sharing
-from integration_tests.jobs import verdict_lines
+from integration_tests.output import verdict_lines
 
 KINDS = tuple(f"countoff: {kind}: " for kind in ("DuplicateData", "DoubleSharded", "PeersDiffer", "SameOrder"))
 EVERY_RANK = "ranks 0, 1 read identical data in train epoch 0: their batches 1 to 2 are equal."

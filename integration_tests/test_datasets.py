@@ -5,7 +5,7 @@ import re
 import pytest
 
 from integration_tests import dataset_jobs
-from integration_tests.jobs import verdict_lines
+from integration_tests.output import verdict_lines
 from tests.test_docs import DOCS, blocks
 
 JOBS = [("torch", 2), ("torch", 4), ("accelerate", 2), ("accelerate", 4), ("lightning", 2)]

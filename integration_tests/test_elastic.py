@@ -8,9 +8,10 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]  # no stubs
 
 from countoff.torch import Countoff
+from integration_tests.digits import own_rank, share_loader
 from integration_tests.harness import tell
-from integration_tests.jobs import own_rank, share_loader, verdict_lines
 from integration_tests.loops import model_and_optimizer, train_on
+from integration_tests.output import verdict_lines
 
 BATCHES = 6
 OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}

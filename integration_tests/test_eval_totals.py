@@ -9,7 +9,7 @@ from integration_tests import eval_totals_jobs as jobs
 from integration_tests.composer_jobs import needs_composer
 from integration_tests.eval_totals_jobs import Case
 from integration_tests.harness import RankResult
-from integration_tests.jobs import verdict_lines
+from integration_tests.output import verdict_lines
 
 RANKS = 4
 LOOPS: dict[str, tuple[Case, list[list[int]] | None]] = {

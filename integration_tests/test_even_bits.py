@@ -3,7 +3,7 @@
 import pytest
 
 from integration_tests import even_bits
-from integration_tests.jobs import verdict_lines
+from integration_tests.output import verdict_lines
 
 
 def test_loaders_of_one_length_train_to_the_same_bits(run_ranks):

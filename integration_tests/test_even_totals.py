@@ -9,8 +9,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from countoff.torch import Countoff
+from integration_tests.digits import BATCH_SIZE, digits, own_rank
 from integration_tests.even_loops import Shards
-from integration_tests.jobs import BATCH_SIZE, Classifier, Job, csv_logger, digits, logged, own_rank, quiet
+from integration_tests.lightning_jobs import Classifier, Job, csv_logger, logged, quiet
 
 PER_EPOCH = (
     "countoff/batches_per_epoch",

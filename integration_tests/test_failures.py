@@ -10,9 +10,11 @@ import torch
 import torch.distributed as dist
 
 from countoff.torch import Countoff
+from integration_tests.digits import own_rank
 from integration_tests.harness import RankResult
-from integration_tests.jobs import Classifier, Job, own_rank, quiet, whole_message
+from integration_tests.lightning_jobs import Classifier, Job, quiet
 from integration_tests.loops import even_loader, model_and_optimizer, train_on
+from integration_tests.output import whole_message
 
 _MISSING = "FileNotFoundError: [Errno 2] No such file or directory: 'missing.npy'"
 

@@ -17,8 +17,10 @@ from countoff.core import FitPlan, Guard, Settings
 from countoff.core.session.store.channel import Channel
 from countoff.core.session.threads.process_threads import ProcessThreads
 from countoff.torch import Countoff
+from integration_tests.digits import own_rank, share_loader
 from integration_tests.harness import RankResult, Watch, tell
-from integration_tests.jobs import Job, assert_named, fit, own_rank, share_loader, verdict_lines
+from integration_tests.lightning_jobs import Job, fit
+from integration_tests.output import assert_named, verdict_lines
 from tests.relay import slow_store
 
 

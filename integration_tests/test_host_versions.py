@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from integration_tests.host_jobs import Case, train_each
-from integration_tests.jobs import verdict_lines
+from integration_tests.output import verdict_lines
 
 OWN = (
     ("NCCL_SOCKET_IFNAME", "eth{}"),
@@ -56,7 +56,7 @@ import os, socket
 if socket.gethostname() == "node-2":
     os.environ["NCCL_ALGO"] = "Ring"
 from integration_tests import devices, loops
-from integration_tests.jobs import share_loader
+from integration_tests.digits import share_loader
 from countoff.torch import Countoff
 
 devices.join()

@@ -20,9 +20,11 @@ from countoff.core.session.liveness import lifelines
 from countoff.torch import Countoff
 from integration_tests import loops
 from integration_tests.constants import environment
+from integration_tests.digits import own_rank, share_loader
 from integration_tests.harness import RankResult, RanksTimedOut, tell
 from integration_tests.hosts import HostsWatch
-from integration_tests.jobs import Job, assert_named, fit, own_rank, share_loader, verdict_lines, whole_message
+from integration_tests.lightning_jobs import Job, fit
+from integration_tests.output import assert_named, verdict_lines, whole_message
 from integration_tests.test_faults import assert_survivors_name, end_of, long_job, pace
 from integration_tests.torchrun import family
 

@@ -18,8 +18,9 @@ from countoff.core.ending.gloo import cut_collectives
 from countoff.core.ending.shutdown import EXIT_CODE
 from countoff.torch import Countoff
 from integration_tests.constants import put
-from integration_tests.jobs import assert_named, own_rank
+from integration_tests.digits import own_rank
 from integration_tests.loops import even_loader, model_and_optimizer
+from integration_tests.output import assert_named
 
 GRACE_SECONDS = 0.5
 LONG = timedelta(seconds=40)

@@ -12,9 +12,10 @@ from countoff.report.reader import read
 from countoff.torch import Countoff
 from integration_tests import devices, loops
 from integration_tests.composer_jobs import needs_composer
+from integration_tests.digits import own_rank, share_loader
 from integration_tests.harness import RankResult, Watch, tell
-from integration_tests.jobs import own_rank, printed_lines, share_loader
 from integration_tests.killed_table import kill_one
+from integration_tests.output import printed_lines
 
 RANKS = 4
 

@@ -18,9 +18,10 @@ from countoff.core import DivergenceError, FitPlan, Guard, Settings
 from countoff.core.session.store.channel import Channel
 from countoff.core.verdict import PlanMismatch
 from countoff.torch import Countoff
-from integration_tests.jobs import BATCH_SIZE, assert_named, own_rank, share_loader, verdict_lines
+from integration_tests.digits import BATCH_SIZE, own_rank, share_loader
 from integration_tests.loops import even_loader, model_and_optimizer, train_on
 from integration_tests.objects import threads
+from integration_tests.output import assert_named, verdict_lines
 
 
 def test_a_destroyed_process_group_is_no_lost_store(run_ranks):

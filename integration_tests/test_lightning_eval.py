@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from integration_tests.jobs import Job, assert_named, fit, verdict_lines
+from integration_tests.lightning_jobs import Job, fit
+from integration_tests.output import assert_named, verdict_lines
 
 
 def uneven(val: list[Any], sync: str, **options: Any) -> Job:

@@ -17,19 +17,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from countoff.core import DivergenceError
 from countoff.lightning import Countoff
-from integration_tests.jobs import (
-    BATCH_SIZE,
-    Classifier,
-    Job,
-    Listed,
-    assert_named,
-    digits,
-    outcome,
-    own_rank,
-    quiet,
-    share_loader,
-    verdict_lines,
-)
+from integration_tests.digits import BATCH_SIZE, Listed, digits, own_rank, share_loader
+from integration_tests.lightning_jobs import Classifier, Job, outcome, quiet
+from integration_tests.output import assert_named, verdict_lines
 
 
 class Part(IterableDataset[Any]):

@@ -6,7 +6,7 @@ import pytest
 
 from integration_tests import fabric_jobs
 from integration_tests.fabric_jobs import Script
-from integration_tests.jobs import assert_named, verdict_lines
+from integration_tests.output import assert_named, verdict_lines
 
 # Each script, and what countoff has counted at its end: train epochs that have ended, batches of the last one, steps.
 HEALTHY: dict[str, tuple[Any, Script, tuple[int, int, int]]] = {

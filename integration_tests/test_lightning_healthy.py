@@ -13,21 +13,10 @@ import pytest
 from lightning.pytorch.callbacks import LambdaCallback
 
 from countoff.lightning import Countoff
+from integration_tests.digits import BATCH_SIZE, own_rank, sleep_once
 from integration_tests.harness import Watch
-from integration_tests.jobs import (
-    BATCH_SIZE,
-    Classifier,
-    Job,
-    csv_logger,
-    fit,
-    fit_resumed,
-    logged,
-    outcome,
-    own_rank,
-    quiet,
-    sleep_once,
-    verdict_lines,
-)
+from integration_tests.lightning_jobs import Classifier, Job, csv_logger, fit, fit_resumed, logged, outcome, quiet
+from integration_tests.output import verdict_lines
 
 EVEN = 80
 Train = Callable[[Job], dict[str, Any]]

@@ -16,7 +16,9 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import TQDMProgressBar
 
 from countoff.lightning import Countoff
-from integration_tests.jobs import Classifier, Job, Listed, csv_logger, quiet, verdict_lines
+from integration_tests.digits import Listed
+from integration_tests.lightning_jobs import Classifier, Job, csv_logger, quiet
+from integration_tests.output import verdict_lines
 
 HOOKED = ("_start_profiler", "_stop_profiler", "_broadcast_sigterm_tensor", "batch_to_device", "teardown")
 """Methods of Lightning's objects that countoff calls functions before or after."""

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from integration_tests.jobs import Job, assert_named, own_rank, quiet, share_loader
+from integration_tests.digits import own_rank, share_loader
+from integration_tests.lightning_jobs import Job, quiet
+from integration_tests.output import assert_named
 
 
 def fit_with_pytorch_lightning(batches: list[int], by_flag: bool) -> int:
@@ -85,7 +87,7 @@ def configure_by_yaml(path: str) -> tuple[str, float]:
     from lightning.pytorch.cli import LightningCLI
 
     from countoff.lightning import Countoff
-    from integration_tests.jobs import Classifier
+    from integration_tests.lightning_jobs import Classifier
 
     quiet()
     sys.argv = ["train.py"]
@@ -124,7 +126,7 @@ def test_a_missing_framework_is_one_line_with_the_command(module, missing, comma
 
 UNDER_TORCHRUN = """
 import os, sys
-from integration_tests.jobs import Job, fit
+from integration_tests.lightning_jobs import Job, fit
 fit(Job(train=[5, 4] if sys.argv[1] == "uneven" else [5, 5], val=[2, 2]))
 print("rank", os.environ["RANK"], "is done")
 """

@@ -5,8 +5,8 @@ from typing import Any
 
 import yaml
 
-from integration_tests.jobs import verdict_lines
 from integration_tests.lightning_totals_jobs import Case, TooLong, all_fitted, logged_by, stream, two_loaders, whole
+from integration_tests.output import verdict_lines
 
 SHOW, OFF = {"totals": "show"}, {"totals": "off"}
 BARS = {

@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
-from integration_tests.jobs import Classifier, Job, assert_named, fit, named_ranks, own_rank, quiet, verdict_lines
+from integration_tests.digits import own_rank
+from integration_tests.lightning_jobs import Classifier, Job, fit, quiet
+from integration_tests.output import assert_named, named_ranks, verdict_lines
 
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},

@@ -20,11 +20,12 @@ from countoff.core import DivergenceError
 from countoff.core.session.store import channel
 from countoff.torch import Countoff
 from integration_tests.constants import put
+from integration_tests.digits import own_rank
 from integration_tests.fits import fits_one_after_the_other
 from integration_tests.harness import tell
-from integration_tests.jobs import own_rank, verdict_lines
 from integration_tests.loops import even_loader, model_and_optimizer, train_on
 from integration_tests.objects import threads
+from integration_tests.output import verdict_lines
 
 
 def said(results: list[Any]) -> list[str]:

@@ -16,9 +16,10 @@ from torch.utils.data import DataLoader
 
 import countoff.accelerate
 from countoff.torch import Countoff
+from integration_tests.digits import own_rank, weights
 from integration_tests.harness import RankResult, Watch, tell
-from integration_tests.jobs import own_rank, verdict_lines, weights
 from integration_tests.loops import even_loader, model_and_optimizer, train_on
+from integration_tests.output import verdict_lines
 
 _OUT_OF_MEMORY = "CUDA out of memory."
 

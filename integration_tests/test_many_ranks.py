@@ -3,7 +3,7 @@
 import pytest
 
 from integration_tests import loops
-from integration_tests.jobs import assert_named, printed_lines, whole_message
+from integration_tests.output import assert_named, printed_lines, whole_message
 
 RANKS = 24
 

@@ -17,8 +17,9 @@ from countoff.core import DivergenceError, FitPlan, Guard, Settings
 from countoff.lightning import Countoff
 from countoff.mesh import dp_position, rank_map
 from integration_tests import mesh_loops
+from integration_tests.digits import digits
 from integration_tests.harness import RankResult
-from integration_tests.jobs import digits, logged
+from integration_tests.lightning_jobs import logged
 
 RunRanks = Callable[..., list[RankResult]]
 

@@ -3,8 +3,8 @@
 import pytest
 
 from integration_tests import nano_loops as loops
-from integration_tests.jobs import assert_named, verdict_lines
 from integration_tests.nano_loops import Run
+from integration_tests.output import assert_named, verdict_lines
 
 
 def test_a_healthy_loop_without_a_loader_trains_to_the_same_bits(run_ranks):

@@ -12,10 +12,11 @@ import torch.distributed as dist
 
 from countoff.torch import Countoff
 from integration_tests import devices
+from integration_tests.digits import own_rank, share_loader
 from integration_tests.faults.cases import CANNOT, CASES
 from integration_tests.faults.matrix import run_cell
-from integration_tests.jobs import assert_named, own_rank, printed_lines, share_loader
 from integration_tests.loops import model_and_optimizer, train_on
+from integration_tests.output import assert_named, printed_lines
 from integration_tests.soak import KINDS
 
 ADAPTERS = [

@@ -3,7 +3,7 @@
 import pytest
 
 from integration_tests import odd_loops
-from integration_tests.jobs import assert_named, verdict_lines
+from integration_tests.output import assert_named, verdict_lines
 
 
 def said(results):

@@ -14,9 +14,10 @@ from torch.utils.data.distributed import DistributedSampler
 from countoff.report.facts.reads import Measured, measured_of
 from countoff.report.reader import read
 from integration_tests import once_jobs
-from integration_tests.jobs import BATCH_SIZE, verdict_lines
+from integration_tests.digits import BATCH_SIZE
 from integration_tests.once_jobs import Epochs, Resume
 from integration_tests.once_resumes import Case, main, wrong_in
+from integration_tests.output import verdict_lines
 
 FOUND = re.compile(
     r"in (train epoch \d+), (\d+) of (\d+) samples were read by no rank "

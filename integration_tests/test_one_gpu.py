@@ -9,7 +9,7 @@ import pytest
 
 from integration_tests import gpu_jobs, loops, weight_jobs
 from integration_tests.composer_jobs import needs_composer
-from integration_tests.jobs import assert_named, verdict_lines
+from integration_tests.output import assert_named, verdict_lines
 from integration_tests.sync_watch import watched
 
 SAMPLES = 48

@@ -6,7 +6,7 @@ import pytest
 
 from countoff.report.reader import read
 from integration_tests import part_jobs
-from integration_tests.jobs import named_ranks, verdict_lines, whole_message
+from integration_tests.output import named_ranks, verdict_lines, whole_message
 
 
 def said(results):

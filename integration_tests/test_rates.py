@@ -9,7 +9,7 @@ pytest.importorskip("transformers")
 
 from integration_tests import rate_jobs
 from integration_tests.composer_jobs import needs_composer
-from integration_tests.jobs import assert_named, whole_message
+from integration_tests.output import assert_named, whole_message
 
 WARNS = {"COUNTOFF_LEVELS": "LearningRateMismatch=warn"}
 """So that one launch has many jobs."""

@@ -13,7 +13,8 @@ from countoff.report.page import render
 from countoff.report.reader import Reader
 from countoff.torch import Countoff
 from integration_tests import devices, loops
-from integration_tests.jobs import digits, own_rank, verdict_lines
+from integration_tests.digits import digits, own_rank
+from integration_tests.output import verdict_lines
 
 
 def page_of(directory: Path) -> tuple[Any, str]:

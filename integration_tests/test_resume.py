@@ -16,8 +16,9 @@ from countoff.report.reader import read
 from countoff.torch import Countoff
 from integration_tests import devices
 from integration_tests import resume_jobs as jobs
-from integration_tests.jobs import digits, verdict_lines, weights
+from integration_tests.digits import digits, weights
 from integration_tests.loops import model_and_optimizer
+from integration_tests.output import verdict_lines
 from integration_tests.resume_jobs import Prepared, Run
 from tests.test_docs import DOCS, blocks
 

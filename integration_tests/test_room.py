@@ -13,7 +13,8 @@ import torch.distributed as dist
 
 from countoff.core import FitPlan, Guard, Settings
 from integration_tests import devices, loops
-from integration_tests.jobs import own_rank, verdict_lines
+from integration_tests.digits import own_rank
+from integration_tests.output import verdict_lines
 
 SAID = " files, and 2 ranks need "
 NOT_COMPARED = " (nothing is compared; training goes on)"

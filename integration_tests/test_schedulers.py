@@ -16,7 +16,8 @@ import pytest
 from integration_tests import loops
 from integration_tests.harness import RankResult, Watch
 from integration_tests.hosts import Network
-from integration_tests.jobs import Job, fit, verdict_lines
+from integration_tests.lightning_jobs import Job, fit
+from integration_tests.output import verdict_lines
 from integration_tests.test_faults import fail_at, long_job
 from integration_tests.torchrun import Torchrun
 
@@ -27,7 +28,7 @@ import os, pathlib, sys, time
 import torch.distributed as dist
 from countoff.torch import Countoff
 from integration_tests import loops
-from integration_tests.jobs import share_loader
+from integration_tests.digits import share_loader
 
 def pace(number):
     if number == 12:
@@ -143,7 +144,7 @@ def test_torchrun_does_not_repeat_what_is_useless(run_torchrun, tmp_path):
 
 RAISES = """
 from functools import partial
-from integration_tests.jobs import Job, fit
+from integration_tests.lightning_jobs import Job, fit
 from integration_tests.test_faults import fail_at
 fit(Job(train=[5, 5], before=partial(fail_at, 1, 9)))
 """

@@ -12,7 +12,8 @@ from countoff.core import DivergenceError
 from countoff.core.ending.shutdown import EXIT_CODE
 from countoff.torch import Countoff
 from integration_tests.constants import put
-from integration_tests.jobs import Classifier, Job, own_rank, quiet
+from integration_tests.digits import own_rank
+from integration_tests.lightning_jobs import Classifier, Job, quiet
 from integration_tests.loops import even_loader, model_and_optimizer
 
 

@@ -11,7 +11,7 @@ pytest.importorskip("accelerate")
 
 from integration_tests import stream_jobs
 from integration_tests.harness import RankResult, Watch
-from integration_tests.jobs import verdict_lines
+from integration_tests.output import verdict_lines
 from integration_tests.stream_jobs import CASES, SAMPLES
 
 NAMES = [name for name in CASES if "StreamingDataset" not in name or find_spec("streaming")]

@@ -15,8 +15,9 @@ from countoff.report.perfetto import write_perfetto
 from countoff.report.reader import read
 from countoff.torch import Countoff
 from integration_tests import loops
+from integration_tests.digits import share_loader
 from integration_tests.harness import tell
-from integration_tests.jobs import share_loader, verdict_lines
+from integration_tests.output import verdict_lines
 from tests.paths import SOURCE_ROOTS
 
 SCRIPT = f"""

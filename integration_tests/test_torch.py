@@ -5,7 +5,7 @@ import re
 import pytest
 
 from integration_tests import loops
-from integration_tests.jobs import assert_named, verdict_lines
+from integration_tests.output import assert_named, verdict_lines
 
 LONGER = ("has batch 5", "ran out of data after 5 batches")
 

@@ -8,7 +8,7 @@ import pytest
 
 from integration_tests import even_loops
 from integration_tests.even_loops import Case
-from integration_tests.jobs import assert_named, ranks_in, verdict_lines
+from integration_tests.output import assert_named, ranks_in, verdict_lines
 
 TWO = [
     Case([[5, 7], [7, 5], [6, 6]]),

@@ -16,9 +16,11 @@ import torch.distributed as dist
 from countoff.core.trace import writer
 from countoff.report import facts, reader
 from countoff.torch import Countoff
-from integration_tests import accelerate_jobs, jobs, loops
+from integration_tests import accelerate_jobs, loops
+from integration_tests.digits import own_rank, share_loader
 from integration_tests.harness import tell
-from integration_tests.jobs import own_rank, share_loader, verdict_lines
+from integration_tests.lightning_jobs import Job, fit
+from integration_tests.output import verdict_lines
 from tests.traces import kinds, of, read
 
 BLOCKED_SECONDS = 10.0
@@ -232,7 +234,7 @@ def test_in_warn_mode_the_trace_goes_on(traced, directory):
 def test_lightning_is_told(traced, directory):
     """Three epochs with evaluations, and the same bits as without countoff."""
     more: dict[str, Any] = {"even": 80, "val": [2, 2], "trainer": {"max_epochs": 3}}
-    plain, with_trace = (traced(jobs.fit, 2, jobs.Job(**more, options=options)) for options in (None, {}))
+    plain, with_trace = (traced(fit, 2, Job(**more, options=options)) for options in (None, {}))
     assert [result.value for result in plain] == [result.value for result in with_trace]
     for rank in (0, 1):
         lines = read(directory, rank)

@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("transformers")
 
 from integration_tests import trainer_jobs as jobs
-from integration_tests.jobs import verdict_lines
+from integration_tests.output import verdict_lines
 from integration_tests.trainer_jobs import Job
 
 CPU = {"ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1"}

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("trl")
 
 from integration_tests import trl_jobs as jobs
-from integration_tests.jobs import verdict_lines
+from integration_tests.output import verdict_lines
 
 CPU = {"ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1"}
 

@@ -7,7 +7,7 @@ import pytest
 from integration_tests import weight_jobs
 from integration_tests.composer_jobs import needs_composer
 from integration_tests.harness import RankResult
-from integration_tests.jobs import verdict_lines
+from integration_tests.output import verdict_lines
 from integration_tests.weight_jobs import Accumulation, Training
 
 

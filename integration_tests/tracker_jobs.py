@@ -10,7 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from integration_tests.jobs import own_rank, quiet
+from integration_tests.digits import own_rank
+from integration_tests.lightning_jobs import quiet
 
 Options = Mapping[str, Any] | None
 _BLOCK, _BEGINS, _HEADER = 1 << 15, 7, 7

@@ -22,7 +22,7 @@ from countoff.transformers import Countoff
 from integration_tests import devices
 from integration_tests.accelerate_jobs import CountingSGD, SizedStream, Stream
 from integration_tests.constants import taken
-from integration_tests.jobs import BATCH_SIZE, digits, own_rank, weights
+from integration_tests.digits import BATCH_SIZE, digits, own_rank, weights
 from integration_tests.objects import assert_gone_soon, differences, seen, trace
 
 

@@ -15,7 +15,7 @@ from trl import (  # trl is typed by its private modules
 )
 
 from countoff.transformers import Countoff
-from integration_tests.jobs import own_rank, weights
+from integration_tests.digits import own_rank, weights
 from integration_tests.trainer_jobs import Truth
 
 WORDS = ["<pad>", "<eos>", "every", "rank", "counts", "off", "and", "is", "named", "if", "out", "of", "step"]

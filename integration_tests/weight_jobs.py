@@ -16,7 +16,7 @@ from torch.utils.data.distributed import DistributedSampler
 from countoff.core import SettingsError
 from countoff.torch import Countoff
 from integration_tests import devices
-from integration_tests.jobs import BATCH_SIZE, digits, own_rank
+from integration_tests.digits import BATCH_SIZE, digits, own_rank
 from integration_tests.loops import counted, train_on
 
 AT_THE_END = 20

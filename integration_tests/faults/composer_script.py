@@ -10,8 +10,8 @@ from composer.core import Callback, Evaluator
 
 from integration_tests import composer_resumes
 from integration_tests.composer_jobs import Job
+from integration_tests.digits import BATCH_SIZE
 from integration_tests.faults.rank_behavior import RankBehavior, world_size
-from integration_tests.jobs import BATCH_SIZE
 
 
 class Acts(Callback):

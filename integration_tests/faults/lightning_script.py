@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from integration_tests import lightning_resumes
 from integration_tests.faults.rank_behavior import RankBehavior, world_size
-from integration_tests.jobs import Classifier, Job
+from integration_tests.lightning_jobs import Classifier, Job
 
 
 class Module(Classifier):

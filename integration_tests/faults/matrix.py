@@ -19,7 +19,7 @@ from integration_tests.faults.rank_script import train
 from integration_tests.faults.ranks_left import left_behind, shared_memory
 from integration_tests.harness import RankResult, RanksFailed, Watch, run_ranks
 from integration_tests.hosts import run_hosts
-from integration_tests.jobs import behind_ranks, named_ranks, ranks_in, verdict_lines
+from integration_tests.output import behind_ranks, named_ranks, ranks_in, verdict_lines
 
 _DEADLINE_SECONDS = 120.0
 _GOOD_ENDS = (1, 87)  # an exception's, and countoff's own for a main thread that is blocked

@@ -17,8 +17,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
+from integration_tests.digits import BATCH_SIZE, digits, own_rank
 from integration_tests.harness import tell
-from integration_tests.jobs import BATCH_SIZE, digits, own_rank
 
 _EVALUATION_OPENS_SECONDS = 0.3
 """How long the data of an evaluation takes to open, where ranks evaluate at different batches.

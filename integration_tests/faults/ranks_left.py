@@ -15,9 +15,9 @@ from typing import Any
 
 from countoff.core import Verdict
 from countoff.core.ending import shutdown
+from integration_tests.digits import own_rank
 from integration_tests.faults.rank_behavior import stamp
 from integration_tests.harness import tell
-from integration_tests.jobs import own_rank
 
 _SHARED_MEMORY = Path("/dev/shm")
 _SECONDS_TO_LEAVE = 12.0  # an orphaned worker of a loader looks for its parent every 5 s

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from transformers import TrainerCallback
 
 from integration_tests import trainer_resumes
+from integration_tests.digits import own_rank
 from integration_tests.faults.rank_behavior import RankBehavior, world_size
-from integration_tests.jobs import own_rank
 from integration_tests.trainer_jobs import Job
 
 

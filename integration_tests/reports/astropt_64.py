@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from countoff.torch import Countoff
-from integration_tests.jobs import digits
+from integration_tests.digits import digits
 from integration_tests.reports.parts import loss_of, net, sgd
 
 

@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
-from integration_tests.jobs import digits
+from integration_tests.digits import digits
 
 
 def rows(count: int = 160) -> TensorDataset:

@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from countoff.torch import Countoff
-from integration_tests.jobs import digits
+from integration_tests.digits import digits
 from integration_tests.reports.parts import loss_of, net, sgd
 
 

@@ -13,7 +13,7 @@ from accelerate.utils import GradientAccumulationPlugin, find_executable_batch_s
 from torch.utils.data import DataLoader, IterableDataset
 
 from countoff.accelerate import Countoff
-from integration_tests.jobs import own_rank
+from integration_tests.digits import own_rank
 from integration_tests.zoo.parts import dataset, loss_of, network, sgd, tensors, with_workers
 from integration_tests.zoo.registry import healthy
 

@@ -16,7 +16,7 @@ import torch
 from torch.nn.utils.rnn import pack_sequence
 
 from countoff.torch import Countoff
-from integration_tests.jobs import own_rank
+from integration_tests.digits import own_rank
 from integration_tests.zoo.parts import Listed, Unsized, ddp, loss_of, own_batches, sgd, sharded, train_on
 from integration_tests.zoo.registry import healthy
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from integration_tests import devices
-from integration_tests.jobs import own_rank
+from integration_tests.digits import own_rank
 from integration_tests.zoo.registry import healthy
 
 

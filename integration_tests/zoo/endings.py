@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]  (public ones)
 
 from countoff.torch import Countoff
-from integration_tests.jobs import own_rank
+from integration_tests.digits import own_rank
 from integration_tests.zoo.inside import note
 from integration_tests.zoo.parts import agreed, ddp, epochs_of, network, sgd, sharded, train, train_on
 from integration_tests.zoo.registry import healthy

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from countoff.torch import Countoff
-from integration_tests.jobs import own_rank
+from integration_tests.digits import own_rank
 from integration_tests.zoo.parts import (
     Listed,
     ddp,

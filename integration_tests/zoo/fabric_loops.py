@@ -8,7 +8,8 @@ from lightning.fabric import Fabric
 
 from countoff.fabric import Countoff
 from integration_tests import devices
-from integration_tests.jobs import own_rank, quiet
+from integration_tests.digits import own_rank
+from integration_tests.lightning_jobs import quiet
 from integration_tests.zoo.parts import dataset, loss_of, network, sgd, with_workers
 from integration_tests.zoo.registry import healthy
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from countoff._adapter.counted_loop import active_loops
 from integration_tests import devices
-from integration_tests.jobs import own_rank
+from integration_tests.digits import own_rank
 from integration_tests.zoo.registry import MODES, Program, program_named
 
 STDERR: Final = 2

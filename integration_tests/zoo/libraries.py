@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from countoff.torch import Countoff
-from integration_tests.jobs import own_rank
+from integration_tests.digits import own_rank
 from integration_tests.zoo.parts import dataset, ddp, epochs_of, own_batches, sgd, tensors, train, train_on
 from integration_tests.zoo.registry import healthy
 

@@ -18,7 +18,8 @@ from lightning.pytorch.utilities import CombinedLoader
 
 from countoff.lightning import Countoff
 from integration_tests import devices
-from integration_tests.jobs import own_rank, quiet
+from integration_tests.digits import own_rank
+from integration_tests.lightning_jobs import quiet
 from integration_tests.zoo.parts import Listed, dataset, network, own_batches, with_workers
 from integration_tests.zoo.registry import healthy
 

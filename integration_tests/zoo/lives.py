@@ -30,7 +30,7 @@ from torch.utils.data import (
 )
 
 from countoff.torch import Countoff
-from integration_tests.jobs import own_rank
+from integration_tests.digits import own_rank
 from integration_tests.zoo.parts import (
     Listed,
     dataset,
@@ -410,7 +410,7 @@ def _with_fabric(options, index):
 
     from countoff.fabric import Countoff
     from integration_tests import devices
-    from integration_tests.jobs import quiet
+    from integration_tests.lightning_jobs import quiet
 
     quiet()
     fabric = Fabric(**devices.lightning(), strategy="ddp")
@@ -1144,7 +1144,7 @@ def dataset_that_grows_with_fabric(options):
 
     from countoff.fabric import Countoff
     from integration_tests import devices
-    from integration_tests.jobs import quiet
+    from integration_tests.lightning_jobs import quiet
 
     quiet()
     fabric = Fabric(**devices.lightning(), strategy="ddp")

@@ -26,7 +26,7 @@ from torch.utils.data import (
 )
 
 from countoff.torch import Countoff
-from integration_tests.jobs import own_rank
+from integration_tests.digits import own_rank
 from integration_tests.zoo.parts import (
     Listed,
     Unsized,

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import lr_scheduler, swa_utils
 
 from countoff.torch import Countoff
-from integration_tests.jobs import own_rank
+from integration_tests.digits import own_rank
 from integration_tests.zoo.parts import (
     Listed,
     ddp,

@@ -12,7 +12,7 @@ from typing import Any
 from torch.utils.data import DistributedSampler
 
 from countoff.torch import Countoff
-from integration_tests.jobs import own_rank
+from integration_tests.digits import own_rank
 from integration_tests.zoo.inside import note
 from integration_tests.zoo.parts import dataset, ddp, epochs_of, network, sgd, sharded, train, train_on, with_workers
 from integration_tests.zoo.registry import healthy

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from countoff.torch import Countoff
-from integration_tests.jobs import own_rank
+from integration_tests.digits import own_rank
 from integration_tests.zoo.parts import (
     ddp,
     loss_of,

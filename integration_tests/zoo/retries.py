@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import Dataset, DistributedSampler
 
 from countoff.torch import Countoff
-from integration_tests.jobs import own_rank
+from integration_tests.digits import own_rank
 from integration_tests.zoo.parts import (
     Listed,
     ddp,

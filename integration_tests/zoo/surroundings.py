@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from countoff.torch import Countoff
-from integration_tests.jobs import own_rank
+from integration_tests.digits import own_rank
 from integration_tests.zoo.parts import (
     Listed,
     Unsized,

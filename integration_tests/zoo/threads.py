@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from countoff.torch import Countoff
-from integration_tests.jobs import own_rank
+from integration_tests.digits import own_rank
 from integration_tests.zoo.parts import Listed, ddp, epochs_of, network, own_batches, sgd, sharded, train, train_on
 from integration_tests.zoo.registry import healthy
 

@@ -65,7 +65,7 @@ test-latest: unit-latest integration-latest ## the same on the newest torch and 
 
 test-oldest: .venv-oldest/.installed ## unit tests, and healthy and uneven jobs of each framework, on the oldest versions that pyproject.toml allows
 	$(call unit,.venv-oldest)
-	$(call pytest,.venv-oldest) $(OLDEST) -m "not nightly and not gpu" -n $(WORKERS) --dist worksteal $(PYTEST_FLAGS)
+	$(call real,.venv-oldest,$(OLDEST))
 
 test-newest: lock ## `make test-latest` on what is newest today, which constraints/ then has
 	$(MAKE) test-latest
@@ -77,12 +77,12 @@ test-all: coverage ## test and the slow rest (marker `nightly`), with branch cov
 
 integration: .venv/.installed .venv-trackers/.installed ## real ranks and frameworks, trackers, and unit tests that must run alone
 	$(call alone,.venv)
-	$(call integration,.venv)
+	$(call real,.venv,integration_tests)
 	$(call trackers)
 
 integration-latest: .venv-latest/.installed ## the same on the newest torch and frameworks
 	$(call alone,.venv-latest)
-	$(call integration,.venv-latest)
+	$(call real,.venv-latest,integration_tests)
 
 # One test at a time: each takes GPUs from the first on, and how soon its ranks end must not depend on another test's.
 test-gpu: .venv/.installed ## the tests that need GPUs, with 2, 4 and 8 ranks, which share one where there are fewer; prints a table to report
@@ -97,7 +97,7 @@ coverage: .venv/.installed ## all tests under branch coverage, in every rank too
 	rm -f .coverage .coverage.*
 	$(call unit,.venv,--cov --cov-report=)
 	$(call alone,.venv,--cov --cov-append --cov-report=)
-	$(call integration,.venv,--cov --cov-append --cov-report=)
+	$(call real,.venv,integration_tests,--cov --cov-append --cov-report=)
 	$(call pytest,.venv) tests integration_tests -m "nightly and not gpu" --cov --cov-append --cov-report= $(PYTEST_FLAGS)
 	.venv/bin/coverage report --fail-under=$(COVERAGE_FLOOR)
 
@@ -195,7 +195,11 @@ alone = $(call pytest,$(1)) tests/core/session/threads -m alone -n 6 --dist work
 OLDEST := $(foreach name,torch lightning_healthy lightning_uneven lightning_fabric accelerate_healthy accelerate_uneven \
 	transformers,integration_tests/test_$(name).py)
 # Without the tests that need GPUs, also where there are some: the workers would share them. `make test-gpu` runs those.
-integration = $(call pytest,$(1)) integration_tests -m "not nightly and not gpu" -n $(WORKERS) --dist worksteal $(2) $(PYTEST_FLAGS)
+# Tests that must run alone come last: among the others, each would wait until those that run have ended.
+define real
+$(call pytest,$(1)) $(2) -m "not nightly and not gpu and not alone" -n $(WORKERS) --dist worksteal $(3) $(PYTEST_FLAGS)
+$(call pytest,$(1)) $(2) -m "alone and not nightly and not gpu" $(3) $(PYTEST_FLAGS)
+endef
 # Frameworks' own loggers write with trackers that are on the path of that run alone. What these need else, .venv has.
 define trackers
 $(call pytest,.venv-trackers) integration_tests/test_alert_recipes.py $(PYTEST_FLAGS)

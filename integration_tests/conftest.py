@@ -2,7 +2,6 @@
 
 import fcntl
 import functools
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -40,24 +39,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         item.user_properties += [("ranks", ranks), ("backend", devices.described("cuda", ranks))]
 
 
-@pytest.fixture(autouse=True)
-def _take_turns(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Let a test marked `alone` run while no other worker of pytest-xdist runs one."""
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        yield
-        return
-    alone = request.node.get_closest_marker("alone") is not None
-    directory = tmp_path_factory.getbasetemp().parent  # the same for all workers
-    with (directory / "turn").open("w") as turn, (directory / "running").open("w") as running:
-        # Who waits to run alone holds the turn, so that no other test starts before it.
-        fcntl.flock(turn, fcntl.LOCK_EX)
-        fcntl.flock(running, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
-        fcntl.flock(turn, fcntl.LOCK_UN)
-        yield
-
-
 @pytest.fixture
-def one_streaming_job(_take_turns: None) -> Iterator[None]:
+def one_streaming_job() -> Iterator[None]:
     """Lets a test that reads a StreamingDataset run while no other one on this machine does, of any test session.
 
     mosaicml-streaming numbers the names of its shared memory by what it finds in /dev/shm when a job begins. Two jobs

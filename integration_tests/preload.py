@@ -29,8 +29,8 @@ for name in (
     "composer",
     "streaming",
     "accelerate",
+    "deepspeed",  # accelerate imports it to unwrap a model
     "transformers.trainer",
-    "sklearn.datasets",
     "comet_ml",
     "wandb",
     "mlflow",

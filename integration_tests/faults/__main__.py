@@ -17,7 +17,7 @@ from integration_tests.faults.cases import CANNOT, CASES, Case
 RANKS = (2, 4, 8)
 PAUSE_SECONDS = "15"
 """How long a late rank pauses. A checkpoint takes twice that; the tests have less time."""
-_BENEATH = ("accelerate", "streaming", "sklearn")
+_BENEATH = ("accelerate", "streaming")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

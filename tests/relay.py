@@ -54,11 +54,6 @@ class Relay:
         for pump in self._pumps:
             pump.join()
 
-    def drop_all(self) -> None:
-        """Ends all connections, and accepts new ones."""
-        for end in list(self._ends):
-            _shut(end)
-
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:

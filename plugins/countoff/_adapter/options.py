@@ -23,22 +23,20 @@ def own_arguments(made: Callable[..., Any]) -> list[str]:
     return [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
 
 
-def cannot_make_even(
-    settings: Settings, framework: str, instead: str = "give every rank the same number of batches"
-) -> None:
+def cannot_make_even(settings: Settings, framework: str) -> None:
     """Refuses what makes uneven ranks take the same number of batches, for a framework in which nothing does that.
 
     Args:
         settings: The user's choices.
         framework: Its name.
-        instead: What to do.
 
     Raises:
         SettingsError: If the settings ask for it.
     """
     if settings.keeps_even:
         raise SettingsError(
-            f"uneven_train='stop' or 'repeat' and uneven_eval='stop' do not work with {framework}: {instead}"
+            f"uneven_train='stop' or 'repeat' and uneven_eval='stop' do not work with {framework}: give every rank the "
+            "same number of batches"
         )
 
 

@@ -198,7 +198,6 @@ class Fit:
         spans: The spans in the order in which they were opened.
         dropped_spans: Spans that were left out of `spans` because there are too many.
         dropped_batches: Batches of those of them that are train epochs, without those before a resume.
-        dropped_evaluation_batches: Batches of those that are evaluations.
         dropped_loader_seconds: Seconds waited for the loader in all of them.
         dropped_lines: Lines that the rank could not write, because its file system was too slow.
         open: The spans that are open, the innermost last.
@@ -240,7 +239,6 @@ class Fit:
     spans: list[Span] = field(default_factory=list)
     dropped_spans: int = 0
     dropped_batches: int = 0
-    dropped_evaluation_batches: int = 0
     dropped_loader_seconds: float = 0.0
     dropped_lines: int = 0
     open: list[Span] = field(default_factory=list)
@@ -275,11 +273,6 @@ class Fit:
     def batches(self) -> int:
         """Batches of all train epochs of the fit."""
         return self.dropped_batches + sum(span.read for span in self.spans if not span.is_evaluation)
-
-    @property
-    def evaluation_batches(self) -> int:
-        """Batches of all its evaluations."""
-        return self.dropped_evaluation_batches + sum(span.read for span in self.spans if span.is_evaluation)
 
     @property
     def loader_seconds(self) -> float:

@@ -10,6 +10,7 @@ from typing import TypeVar
 from countoff.core.messages import listed, names_of
 
 V = TypeVar("V", bound=Hashable)
+_LABELLED = 3
 
 
 def ranks_by(values: Mapping[int, V]) -> dict[V, tuple[int, ...]]:
@@ -48,13 +49,13 @@ def ranks_in(cell: object, ranks: Iterable[int]) -> list[int]:
     return [rank for rank in ranks if any(first <= rank <= last for first, last in bounds)]
 
 
-def label_of(ranks: Sequence[int], most: int = 3) -> str:
+def label_of(ranks: Sequence[int]) -> str:
     """Ranks as a short label.
 
     >>> label_of([4]), label_of(range(8)), label_of([0, 2, 4, 6, 8, 10])
     ('rank 4', 'ranks 0–7', 'ranks 0, 2, 4, … (6)')
     """
     items = listed(ranks).split(", ")
-    if len(items) <= most:
+    if len(items) <= _LABELLED:
         return names_of(ranks)
-    return f"ranks {', '.join(items[:most])}, … ({len(ranks)})"
+    return f"ranks {', '.join(items[:_LABELLED])}, … ({len(ranks)})"

@@ -16,7 +16,6 @@ from countoff.core.arithmetic.samples import (
     resumed_batches,
     samples_of_epoch,
     samples_per_rank,
-    samples_until_batch,
     total_samples,
 )
 from countoff.core.arithmetic.steps import batches_until_step, steps_in_epoch
@@ -155,26 +154,6 @@ class BatchPlan:
         """Tokens of the run over all dp_ranks; None if they cannot be known."""
         return product(self.total_samples, self.facts.sequence_length)
 
-    def samples_after(self, batches: int) -> int | None:
-        """Returns the samples that all dp_ranks together have seen after the given number of batches of each.
-
-        Args:
-            batches: Batches that each dp_rank has done since the start of training, at least 0.
-
-        Returns:
-            Samples: the position of a run that is also valid at another dp_degree. None if it cannot be known.
-
-        Raises:
-            ValueError: If batches is not an integer of at least 0.
-        """
-        return samples_until_batch(
-            self.facts,
-            check_count("batches", batches, minimum=0),
-            batches_per_epoch=self.batches_per_epoch,
-            samples_per_epoch=self.samples_per_epoch,
-            dp_degree=self.dp_degree,
-        )
-
     def resumed_batches(self, samples: int) -> int:
         """Returns the batches that each dp_rank has done when a run resumes after the given number of samples.
 
@@ -188,8 +167,7 @@ class BatchPlan:
 
         Example:
             >>> facts = LoaderFacts(reported_batches=None, batch_size=4, drop_last=True, samples_per_rank=None)
-            >>> saved, resumed = (BatchPlan.of(facts, dp_degree=dp_degree) for dp_degree in (8, 16))
-            >>> resumed.resumed_batches(saved.samples_after(100))
+            >>> BatchPlan.of(facts, dp_degree=16).resumed_batches(3200)
             50
         """
         if self.facts.batch_size is None:

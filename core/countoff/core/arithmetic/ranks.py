@@ -10,7 +10,6 @@ are always given. Needs neither torch nor a running job; an adapter translates a
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,8 +40,8 @@ class RankMap:
 
     Example:
         >>> ranks = RankMap(("dp_replicate", "dp_shard", "tp"), (2, 4, 2), data_dims=("dp_replicate", "dp_shard"))
-        >>> ranks.world_size, ranks.dp_degree, ranks.dp_rank(11), ranks.peers(11)
-        (16, 8, 5, (10, 11))
+        >>> ranks.world_size, ranks.dp_degree, ranks.dp_rank(11)
+        (16, 8, 5)
     """
 
     names: tuple[str, ...]
@@ -213,33 +212,6 @@ class RankMap:
             else:
                 shares = [share for share in shares for _ in range(size)]
         return shares
-
-    def peers(self, rank: int) -> tuple[int, ...]:
-        """Returns the ranks with the dp_rank of this rank, including itself, ascending.
-
-        Args:
-            rank: A rank of the job, from 0 up to, but not including, world_size.
-
-        Returns:
-            ``world_size // dp_degree`` ranks.
-
-        Raises:
-            ValueError: If the rank is not an integer in this range.
-
-        Example:
-            >>> RankMap(("pp", "dp"), (2, 3), data_dims=("dp",)).peers(1)
-            (1, 4)
-        """
-        position = self.coordinates(rank)
-        steps: list[range] = []
-        first, stride = 0, self.world_size
-        for name, size in zip(self.names, self.sizes, strict=True):
-            stride //= size
-            if name in self.data_dims:
-                first += position[name] * stride
-            else:
-                steps.append(range(0, size * stride, stride))
-        return tuple(first + sum(offsets) for offsets in itertools.product(*steps))
 
     def faults(self, values: Sequence[int] | Mapping[int, int]) -> DpRankFaults:
         """Returns what is wrong with dp_ranks that the user's own code computed.

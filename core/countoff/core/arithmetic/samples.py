@@ -13,7 +13,6 @@ __all__ = [
     "resumed_batches",
     "samples_of_epoch",
     "samples_per_rank",
-    "samples_until_batch",
     "strided_pass",
     "total_samples",
 ]
@@ -58,33 +57,6 @@ def samples_per_rank(facts: LoaderFacts, batches: int | None) -> tuple[int, int]
     return min(one_pass.fewest_samples, cap), min(one_pass.most_samples, cap)
 
 
-def samples_until_batch(
-    facts: LoaderFacts, batch: int, *, batches_per_epoch: int | None, samples_per_epoch: int | None, dp_degree: int
-) -> int | None:
-    """Returns the samples that all dp_ranks have processed after the given number of batches.
-
-    Args:
-        facts: What was read off the loader.
-        batch: Batches that each dp_rank has done since the start of training, over all epochs; at least 0.
-        batches_per_epoch: Batches of an epoch on one rank; None if unknown or without end.
-        samples_per_epoch: Samples of an epoch over all dp_ranks; None if unknown.
-        dp_degree: Shares into which the data is cut, at least 1.
-    """
-    batch_samples = product(facts.batch_size, dp_degree)
-    if batches_per_epoch is None:
-        # Such an epoch may have no end; then every batch is full if short ones are dropped.
-        return product(batch, batch_samples) if facts.drop_last and facts.reported_batches is None else None
-    if not batches_per_epoch:
-        return 0
-    epochs, rest = divmod(batch, batches_per_epoch)
-    if facts.one_pass is not None and rest > facts.one_pass.full_batches:
-        return None
-    # Only the last batch of an epoch can be short, so all batches of an incomplete epoch are full.
-    complete = product(epochs, samples_per_epoch) if epochs else 0
-    incomplete = product(rest, batch_samples) if rest else 0
-    return None if complete is None or incomplete is None else complete + incomplete
-
-
 def total_samples(
     facts: LoaderFacts,
     *,
@@ -100,13 +72,32 @@ def total_samples(
         batches = product(total_steps, facts.gradient_accumulation_steps)
     if batches is None:
         return None
-    return samples_until_batch(
+    return _samples_until_batch(
         facts,
         batches,
         batches_per_epoch=batches_per_epoch,
         samples_per_epoch=samples_per_epoch,
         dp_degree=dp_degree,
     )
+
+
+def _samples_until_batch(
+    facts: LoaderFacts, batch: int, *, batches_per_epoch: int | None, samples_per_epoch: int | None, dp_degree: int
+) -> int | None:
+    """Returns the samples that all dp_ranks have processed after the given number of batches."""
+    batch_samples = product(facts.batch_size, dp_degree)
+    if batches_per_epoch is None:
+        # Such an epoch may have no end; then every batch is full if short ones are dropped.
+        return product(batch, batch_samples) if facts.drop_last and facts.reported_batches is None else None
+    if not batches_per_epoch:
+        return 0
+    epochs, rest = divmod(batch, batches_per_epoch)
+    if facts.one_pass is not None and rest > facts.one_pass.full_batches:
+        return None
+    # Only the last batch of an epoch can be short, so all batches of an incomplete epoch are full.
+    complete = product(epochs, samples_per_epoch) if epochs else 0
+    incomplete = product(rest, batch_samples) if rest else 0
+    return None if complete is None or incomplete is None else complete + incomplete
 
 
 def strided_pass(dataset_size: int, *, batch_size: int, drop_last: bool, dp_degree: int) -> LoaderPass:

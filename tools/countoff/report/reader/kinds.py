@@ -203,8 +203,6 @@ def drop_spans(fit: Fit, limit: int) -> None:
     fit.spans[:] = [span for span in fit.spans if id(span) not in dropped]
     fit.dropped_spans += len(dropped)
     for span in dropped.values():
-        if span.is_evaluation:
-            fit.dropped_evaluation_batches += span.read
-        else:
+        if not span.is_evaluation:
             fit.dropped_batches += span.read
         fit.dropped_loader_seconds += span.loader_seconds

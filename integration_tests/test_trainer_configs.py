@@ -101,7 +101,6 @@ def test_the_defaults_are_those_of_transformers() -> None:
     assert job.batch_size == defaults["per_device_train_batch_size"]
     assert job.gradient_accumulation_steps == defaults["gradient_accumulation_steps"]
     assert job.epochs == defaults["num_train_epochs"]
-    assert job.learning_rate == defaults["learning_rate"]
     assert job.drop_last == defaults["dataloader_drop_last"]
     assert getattr(defaults["lr_scheduler_type"], "value", defaults["lr_scheduler_type"]) == "linear"
     assert not any(job.origins[name].given for name in ("batch_size", "gradient_accumulation_steps", "epochs"))

@@ -33,12 +33,11 @@ def streaming_dataset(loader: Any) -> Any:
     return None if changed else dataset
 
 
-def streaming_facts(loader: Any, *, drop_first: int = 0) -> StreamingFacts | None:
+def streaming_facts(loader: Any) -> StreamingFacts | None:
     """Returns the facts of a loader for the arithmetic of streaming; None if it does not read a StreamingDataset.
 
     Args:
         loader: Any loader.
-        drop_first: Samples of the epoch, over all ranks, that an earlier run has trained on.
     """
     dataset = streaming_dataset(loader)
     if dataset is None:
@@ -57,7 +56,6 @@ def streaming_facts(loader: Any, *, drop_first: int = 0) -> StreamingFacts | Non
         shuffle=bool(dataset.shuffle),
         shuffle_algo=dataset.shuffle_algo,
         replication=dataset.replication,
-        drop_first=drop_first,
         partition_algo=dataset.partition_algo,
         initial_nodes=dataset.initial_physical_nodes,
         streams=tuple(

@@ -91,7 +91,7 @@ def test_every_share_of_a_replicated_and_sharded_mesh_is_read(replicate: int, sh
 
 
 def test_in_plain_data_parallel_a_rank_is_its_own_dp_rank() -> None:
-    ranks = RankMap.data_parallel(3)
+    ranks = RankMap(("dp",), (3,), ("dp",))
     assert (ranks.world_size, ranks.dp_degree) == (3, 3)
     assert [ranks.dp_rank(rank) for rank in range(3)] == [0, 1, 2]
 
@@ -103,7 +103,7 @@ def test_without_data_dims_all_ranks_share_one_dp_rank() -> None:
 
 @pytest.mark.parametrize("rank", [-1, 4, True, 1.0, None])
 def test_a_rank_outside_the_job_is_refused(rank: object) -> None:
-    ranks = RankMap.data_parallel(4)
+    ranks = RankMap(("dp",), (4,), ("dp",))
     with pytest.raises(ValueError, match=r"rank must be an integer from 0 to 3, got "):
         ranks.dp_rank(rank)  # type: ignore[arg-type]
 
@@ -131,7 +131,7 @@ def test_a_contradictory_map_is_refused(
 @pytest.mark.parametrize("world_size", [0, -1, True, 2.0])
 def test_a_world_without_ranks_is_refused(world_size: object) -> None:
     with pytest.raises(ValueError, match="at least 1"):
-        RankMap.data_parallel(world_size)  # type: ignore[arg-type]
+        RankMap.of("lingua", world_size=world_size)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -197,11 +197,11 @@ def test_a_dp_rank_of_too_many_ranks_is_found() -> None:
 @pytest.mark.parametrize("values", [[0, 1], [0, 1, 2, 3, 4], {0: 0, 1: 1, 2: 2, 4: 3}, []])
 def test_a_dp_rank_for_every_rank_is_required(values: object) -> None:
     with pytest.raises(ValueError, match="one dp_rank for each of the ranks 0 to 3"):
-        RankMap.data_parallel(4).faults(values)  # type: ignore[arg-type]
+        RankMap(("dp",), (4,), ("dp",)).faults(values)  # type: ignore[arg-type]
 
 
 def test_a_dp_rank_that_is_no_number_is_out_of_range() -> None:
-    faults = RankMap.data_parallel(2).faults([0, None])  # type: ignore[list-item]
+    faults = RankMap(("dp",), (2,), ("dp",)).faults([0, None])  # type: ignore[list-item]
     assert "rank 1: None" in str(faults)
 
 

@@ -117,9 +117,11 @@ def test_linguas_views_of_a_batch_do_not_multiply_its_tokens(configs: ConfigDire
     assert plan.batches.total_steps == 60_000
 
 
-def test_an_exponent_without_dot_is_a_learning_rate(configs: ConfigDirectory) -> None:
-    """PyYAML reads 3e-4 as text, and OmegaConf, with which lingua and Composer read it, as a number."""
-    assert configs.read("lingua.yaml", LINGUA.replace("3.0e-4", "3e-4")).learning_rate == 3e-4
+def test_an_exponent_without_dot_is_a_number(configs: ConfigDirectory) -> None:
+    """PyYAML reads 1e-6 as text, and OmegaConf, with which lingua and Composer read it, as a number."""
+    schedule = configs.read("lingua.yaml", LINGUA.replace("1.0e-6", "1e-6")).schedule
+    assert schedule is not None
+    assert schedule.lowest == 1e-6
 
 
 def test_an_exponent_without_dot_is_not_a_count(configs: ConfigDirectory) -> None:

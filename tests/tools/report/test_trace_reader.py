@@ -133,7 +133,7 @@ def test_times_are_on_the_clock_of_rank_0(tmp_path: Path) -> None:
         writer.save()
     trace = load(tmp_path / "host0", tmp_path / "host1")
     fit = only(trace, 1)
-    assert (fit.clock_ahead, fit.clock_error) == (3.0, 0.0004)
+    assert fit.clock_error == 0.0004
     assert fit.begin == near(BEGAN)
     assert fit.spans[0].ticks[0].time == fit.pauses[0].begin == fit.last - 2 == near(BEGAN + 5)
     assert trace.runs[0].hosts == {"node0": (0,), "node1": (1,)}

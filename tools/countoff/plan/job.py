@@ -92,7 +92,6 @@ class Job:
         chunks: Number of files of each data source, for a framework that gives whole files to dp_ranks.
         data_ends: Whether each dp_rank reads its own data once, so that dp_ranks may run out at different steps.
         refilled_dim: The dim that the framework changes where the sizes do not multiply to the world size; else None.
-        learning_rate: The configured learning rate; None if unknown.
         schedule: The learning-rate schedule; None if its end is unknown.
         origins: Where each of these numbers comes from, by its name here.
         issues: What the reader of the configuration found wrong, or worth knowing.
@@ -128,7 +127,6 @@ class Job:
     chunks: Mapping[str, int] = field(default_factory=dict[str, int])
     data_ends: bool = False
     refilled_dim: str | None = None
-    learning_rate: float | None = None
     schedule: ConfiguredSchedule | None = None
     origins: Mapping[str, Origin] = field(default_factory=dict[str, Origin])
     issues: tuple[ConfigIssue, ...] = ()

@@ -193,8 +193,7 @@ class Fit:
         versions: Versions of Python, countoff, torch and the framework.
         settings: The settings that are not the default.
         plan: The known values of the fit's plan.
-        clock_ahead: Seconds that this host's clock is ahead of rank 0's; they have been taken off all times.
-        clock_error: By how many seconds that may be wrong; None if it has not been measured.
+        clock_error: By how many seconds this host's clock may still differ from rank 0's; None if that is not known.
         spans: The spans in the order in which they were opened.
         dropped_spans: Spans that were left out of `spans` because there are too many.
         dropped_batches: Batches of those of them that are train epochs, without those before a resume.
@@ -206,7 +205,6 @@ class Fit:
         tick: The last tick.
         learning_rates: The last ones; empty if none are known.
         pauses: The pauses, only the longest if there are many.
-        pause_count: All pauses.
         pause_seconds: Seconds of all pauses.
         warnings: Each warning once.
         rolls: Roll calls; rank 0 records them.
@@ -234,7 +232,6 @@ class Fit:
     versions: Mapping[str, Value] = field(default_factory=dict)
     settings: Mapping[str, Value] = field(default_factory=dict)
     plan: Mapping[str, Value] = field(default_factory=dict)
-    clock_ahead: float = 0.0
     clock_error: float | None = None
     spans: list[Span] = field(default_factory=list)
     dropped_spans: int = 0
@@ -247,7 +244,6 @@ class Fit:
     tick: Tick | None = None
     learning_rates: tuple[float, ...] = ()
     pauses: list[Pause] = field(default_factory=list)
-    pause_count: int = 0
     pause_seconds: float = 0.0
     warnings: list[Verdict] = field(default_factory=list)
     rolls: list[Roll] = field(default_factory=list)

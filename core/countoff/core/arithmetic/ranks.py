@@ -62,22 +62,6 @@ class RankMap:
             raise ValueError(f"data_dims must be different names out of {self.names}, got {self.data_dims}")
 
     @classmethod
-    def data_parallel(cls, world_size: int) -> RankMap:
-        """Returns the map of plain data parallel: one dim, and every rank reads a share of its own.
-
-        Args:
-            world_size: Ranks of the job, at least 1.
-
-        Raises:
-            ValueError: If world_size is not an integer of at least 1.
-
-        Example:
-            >>> RankMap.data_parallel(4).dp_rank(3)
-            3
-        """
-        return cls(("dp",), (world_size,), data_dims=("dp",))
-
-    @classmethod
     def fit(cls, names: Sequence[str], sizes: Sequence[int], data_dims: Sequence[str], *, world_size: int) -> RankMap:
         """Returns the map of a job of known size; one size may be -1 and is then inferred.
 

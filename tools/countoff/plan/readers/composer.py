@@ -61,7 +61,6 @@ def read(data: Mapping[str, Any]) -> Job:
         steps=steps,
         epochs=epochs,
         drop_last=fields.flag("train_loader.drop_last", False),
-        learning_rate=fields.number("learning_rate", "optimizer.lr"),
         schedule=_schedule(fields, steps, batch, length),
     )
 

@@ -47,7 +47,6 @@ def read(data: Mapping[str, Any]) -> Job:
         "deepspeed",
         {**fields.counts(_MESH), "data": -1},
         **fields.counts(_COUNTS),
-        learning_rate=_rate(fields),
         schedule=_schedule(fields),
     )
 
@@ -62,12 +61,6 @@ def _note_misspelt(fields: Fields, data: Mapping[str, Any]) -> None:
         for meant in difflib.get_close_matches(str(name), absent, n=1, cutoff=_NEAR):
             text = f"there is no {name}; did you mean {meant}? DeepSpeed ignores it."
             fields.note("unknown-field", text, "silent")
-
-
-def _rate(fields: Fields) -> float | None:
-    if fields.text("optimizer.params.lr") in (None, "auto"):
-        return None
-    return fields.number("learning_rate", "optimizer.params.lr")
 
 
 def _schedule(fields: Fields) -> ConfiguredSchedule | None:

@@ -49,7 +49,6 @@ def read(data: Mapping[str, Any]) -> Job:
         fields.counts(_MESH),
         **fields.counts(_COUNTS),
         refilled_dim="dp_replicate",  # apps/main/train.py:154
-        learning_rate=fields.number("learning_rate", "optim.lr", 3e-4),  # lingua/optim.py:16
         schedule=_schedule(fields),
         chunks=_chunks(fields),
         own_checks=(_check_dp_ranks, _check_chunks, partial(_note_first_step, _after_the_last_step(fields))),

@@ -76,7 +76,6 @@ def read(data: Mapping[str, Any]) -> Job:
         run_samples=length.amount if length.unit == "samples" else None,
         ramp=ramp,
         batch_stages=stages,
-        learning_rate=fields.number("learning_rate", "--lr"),
         schedule=_schedule(fields, length, batch, ramp),
     )
 
@@ -167,7 +166,7 @@ def _schedule(
 ) -> ConfiguredSchedule | None:
     """Returns the schedule; None if its decay or its warm-up is not known, or Megatron-LM refuses it."""
     style = fields.choice("--lr-decay-style", _STYLES, "linear")
-    rate = fields.number("learning_rate", "--lr")
+    rate = fields.number("", "--lr")
     lowest = fields.number("", "--min-lr", 0.0) or 0.0
     first = fields.number("", "--lr-warmup-init", 0.0) or 0.0
     unit = length.unit

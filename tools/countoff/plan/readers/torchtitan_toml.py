@@ -81,7 +81,6 @@ def read(data: Mapping[str, Any]) -> Job:
         mesh,
         **counts,
         pipeline_microbatches=_microbatches(fields, mesh["pp"] or 1, counts["batch_size"] or 1),
-        learning_rate=fields.number("learning_rate", "optimizer.lr"),
         schedule=schedule_of(fields),
     )
 

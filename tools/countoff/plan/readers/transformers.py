@@ -97,7 +97,6 @@ def read_run(fields: Fields) -> dict[str, Any]:
         "steps": steps,
         "epochs": epochs,
         "drop_last": fields.flag("dataloader_drop_last", False),  # :1149
-        "learning_rate": fields.number("learning_rate", "learning_rate", 5e-5),  # :915
     }
 
 

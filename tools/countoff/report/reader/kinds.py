@@ -87,7 +87,6 @@ def _pause(fit: Fit, time: float, record: Record) -> bool:
         return False
     fit.pauses.append(Pause(time, seconds, where, record.texts("at")))
     fit.last = max(fit.last, time + seconds)
-    fit.pause_count += 1
     fit.pause_seconds += seconds
     if len(fit.pauses) > _PAUSES:
         fit.pauses[:] = sorted(sorted(fit.pauses, key=lambda pause: pause.seconds)[_PAUSES // 4 :])

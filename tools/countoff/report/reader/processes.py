@@ -53,7 +53,7 @@ class Process:
                 fit.shift(self.applied - self.ahead)
             self.applied = self.ahead
         for fit in self.fits.values():
-            fit.clock_ahead, fit.clock_error = self.ahead, self.error
+            fit.clock_error = self.error
 
 
 def share_clocks(processes: list[Process]) -> None:

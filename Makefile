@@ -20,7 +20,6 @@ REPORTS_FLAGS ?=
 RESUMES_FLAGS ?=
 SHIPPED_FLAGS ?=
 SOAK_FLAGS ?=
-SUITES_FLAGS ?= accelerate
 LOAD_FLAGS ?=
 PROMISES_FLAGS ?=
 ZOO_FLAGS ?=
@@ -45,7 +44,7 @@ extras = $(patsubst %,--extra %,$(subst $(comma), ,$(EXTRAS_$(1))))
 
 .DEFAULT_GOAL := help
 .PHONY: help demo unit unit-latest test test-gpu test-gpu-latest test-latest test-oldest test-all integration integration-latest coverage \
-	test-under-load test-composer-classic test-torchtitan test-trackers test-suites wheels wheels-extras sbom test-newest bench faults hosts killed reports resumes zoo shipped soak promises docs lint lock clean
+	test-under-load test-composer-classic test-torchtitan test-trackers wheels wheels-extras sbom test-newest bench faults hosts killed reports resumes zoo shipped soak promises docs lint lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -148,9 +147,6 @@ promises: .venv-shipped ## what is promised, with its figures: runs these tables
 # transformers' examples import a package that nothing else needs. What it needs, .venv has.
 .venv-shipped: .venv/.installed
 	.venv/bin/uv pip install --quiet --target .venv-shipped --no-deps evaluate==0.4.6
-
-test-suites: .venv/.installed ## another project's tests, without countoff and with it; SUITES_FLAGS="lightning CHECKOUT"
-	.venv/bin/python -m integration_tests.suites $(SUITES_FLAGS)
 
 docs: .venv-docs/.installed ## the documentation as a site, in docs/_build/html; warnings are errors
 	.venv-docs/bin/sphinx-build -W --keep-going -q -b html docs docs/_build/html

@@ -150,9 +150,10 @@ def test_several_names_are_explained_at_once() -> None:
     text = explained("87", "settingserror", "dp-rank")
     assert text.startswith("87\n\ncountoff has ended a process after a verdict")
     assert "\nSettingsError\n\nAn option of countoff" in text
-    assert "\ndp-rank\n\nBy lingua's formula for the share that a rank reads, data stays unread. " in text
-    assert "\n\nCause. lingua's train.py before January 2025 multiplies" in text
-    assert "\n\nFix. Correct the formula" in text
+    assert (
+        "\ndp-rank\n\nBy lingua's formula for the share that a rank reads, data stays unread. It is a code of countoff"
+        in text
+    )
 
 
 def test_every_exception_and_exit_code_is_explained() -> None:

@@ -109,19 +109,6 @@ def test_the_worst_mistake_comes_first(tmp_path: Path) -> None:
     assert [issue.level for issue in worst_first(reversed(issues))] == [issue.level for issue in issues]
 
 
-def test_a_note_says_how_a_pipeline_cuts_a_batch(tmp_path: Path) -> None:
-    notes = [issue.text for issue in titan(tmp_path, world_size=16, pp=2) if issue.code == "micro-batches"]
-    assert len(notes) == 1
-    assert "2 pipeline micro-batches, cut out of the batch" in notes[0]
-
-
-def test_a_note_warns_not_to_count_shared_data_twice(tmp_path: Path) -> None:
-    notes = [issue.text for issue in titan(tmp_path, world_size=16, tp=4) if issue.code == "data-ranks"]
-    assert notes == [
-        "16 ranks read 4 shares: count samples and tokens over the data ranks alone, or they come out 4 times too high"
-    ]
-
-
 def test_a_run_that_ends_before_its_schedule_is_a_note(tmp_path: Path) -> None:
     issues = titan(tmp_path, world_size=16, schedule="total_steps = 1000")
     assert faults(issues) == []
@@ -143,9 +130,7 @@ def lingua(path: Path, *, world_size: int, **changes: object) -> list[ConfigIssu
 
 @pytest.mark.parametrize("world_size", [1, 8, 256])
 def test_a_sound_lingua_config_has_no_fault(tmp_path: Path, world_size: int) -> None:
-    issues = lingua(tmp_path, world_size=world_size)
-    assert faults(issues) == []
-    assert "first-step" in {issue.code for issue in issues}
+    assert faults(lingua(tmp_path, world_size=world_size)) == []
 
 
 @pytest.mark.parametrize(
@@ -410,21 +395,6 @@ def test_a_mistake_in_a_composer_config_is_found(
     issues = composer(tmp_path, **changes)
     assert faults(issues) == [fault]
     assert text in issues[0].text
-
-
-def test_a_too_large_micro_batch_is_a_note(tmp_path: Path) -> None:
-    """A micro-batch larger than a rank's batch is a note."""
-    issues = composer(tmp_path, micro=64)
-    assert faults(issues) == []
-    assert "64 is more than the 32 samples that a rank has" in issues[0].text
-
-
-@pytest.mark.parametrize(
-    ("drop_last", "text"), [(False, "1 sample is read twice per epoch"), (True, "left out of every epoch")]
-)
-def test_dropped_and_repeated_samples_are_notes(drop_last: bool, text: str) -> None:
-    job = Job("", ("dp",), (-1,), ("dp",), batch_size=4, dataset_size=99, epochs=1, drop_last=drop_last)
-    assert text in check_job(job, world_size=4)[0].text
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from textwrap import dedent
 import pytest
 
 from countoff.plan.job import Job, RunPlan
-from countoff.plan.readers import ConfigError, read_command, read_job
+from countoff.plan.readers import ConfigError, read_job
 
 
 class ConfigDirectory:
@@ -129,30 +129,6 @@ def test_an_exponent_without_dot_is_not_a_count(configs: ConfigDirectory) -> Non
         configs.read("lingua.yaml", LINGUA.replace("batch_size: 4", "batch_size: 3e-4"))
 
 
-@pytest.mark.parametrize(
-    ("field", "written"),
-    [("learning_rate: 1e-5", "1.0e-5"), ("learning_rate: -1.5e3", "-1.5e+3"), ("num_train_epochs: 1E1", "1.0E+1")],
-)
-def test_a_number_that_the_trainer_reads_as_text_stops_the_run(
-    configs: ConfigDirectory, field: str, written: str
-) -> None:
-    """transformers takes what PyYAML reads, which needs a dot and a sign; the Trainer then raises a TypeError."""
-    (issue,) = configs.read("hf.yaml", f"{TRAINER}{field}\n").issues
-    assert issue.line == (
-        f"stops   text: {field.replace(': ', ' is ')}, which transformers reads as text: the run stops with a "
-        f"TypeError; write {written}"
-    )
-    assert issue.is_fault
-    assert not configs.read("hf.yaml", f"{TRAINER}{field.partition(': ')[0]}: {written}\n").issues
-
-
-def test_a_frameworks_own_reader_takes_such_a_number(configs: ConfigDirectory) -> None:
-    """LLaMA-Factory reads its files with OmegaConf, and a command line has no YAML."""
-    assert not configs.read("lf.yaml", f"{TRAINER}finetuning_type: lora\nlearning_rate: 1e-5\n").issues
-    launch = ["torchrun", "train.py", "--per_device_train_batch_size", "4", "--learning_rate", "1e-5"]
-    assert not read_command(launch).issues
-
-
 def test_linguas_chunks_are_counted_if_the_data_is_here(configs: ConfigDirectory) -> None:
     for source, chunks in (("books", 3), ("code", 2)):
         (configs.path / source).mkdir()
@@ -238,7 +214,7 @@ def test_composers_global_batch_is_shared_by_the_data_ranks(configs: ConfigDirec
     plan = RunPlan.of(job, world_size=8)
     assert (plan.batch_size, plan.batches.global_batch_size) == (32, 256)
     assert plan.batches.tokens_per_step == 256 * 2048
-    assert (job.steps, job.drop_last, job.micro_batch_size) == (4800, True, 4)
+    assert (job.steps, job.drop_last) == (4800, True)
     assert job.schedule is not None
     assert (job.schedule.warmup, job.schedule.in_run(4800).tick) == (100, 4800)
 

@@ -16,7 +16,6 @@ from typing import ClassVar
 from countoff.core import formats
 from countoff.core.checks import KINDS
 from countoff.core.messages import nearest
-from countoff.plan.advice import ADVICE
 from countoff.plan.issues import CODES
 
 __all__ = ["explain", "names"]
@@ -80,14 +79,13 @@ def _subjects() -> Mapping[str, Subject]:
     for title in re.findall(r"^### (.+)$", errors, re.MULTILINE):
         text = _section(f"\n{errors}", "###", title)
         found.append(Subject(title.split()[-1], _plain(text.partition(". ")[0]), text))
-    found += [Subject(code, meaning, _advice(code, meaning)) for code, meaning in CODES.items()]
+    found += [Subject(code, meaning, _of_check(meaning)) for code, meaning in CODES.items()]
     return {each.name: each for each in found}
 
 
-def _advice(code: str, meaning: str) -> str:
-    found = ADVICE[code]
-    first = f"{meaning[0].upper()}{meaning[1:]}. It is a code of `countoff check`."
-    return f"{first}\n\n**Cause.** {found.cause}\n\n**Fix.** {found.remedy}"
+def _of_check(meaning: str) -> str:
+    first = f"{meaning[0].upper()}{meaning[1:]}."
+    return f"{first} It is a code of `countoff check`, whose line has the numbers and what to do."
 
 
 def _section(page: str, level: str, title: str) -> str:

@@ -160,23 +160,6 @@ class Fields:
         found = self.raw(path)
         return None if found is None else str(found)
 
-    def note_texts(self, paths: Iterable[str], reader: str) -> None:
-        """Adds an issue for each number that the file has as text, by a reader that needs a dot and a sign.
-
-        Args:
-            paths: The fields that are numbers.
-            reader: What reads the file, and stops the run with a TypeError later.
-        """
-        for path in paths:
-            value = self.raw(path)
-            if isinstance(value, str) and (found := _EXPONENT.fullmatch(value)):
-                whole, rest, letter, sign, exponent = found.groups()
-                number = f"{whole}{rest or '.0'}{letter}{sign or '+'}{exponent}"
-                text = (
-                    f"{path} is {value}, which {reader} reads as text: the run stops with a TypeError; write {number}"
-                )
-                self.note("text", text, "stops")
-
     def note(self, code: str, text: str, level: Level = "note") -> None:
         """Adds an issue."""
         self.issues.append(ConfigIssue(level, code, text))

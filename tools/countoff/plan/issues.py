@@ -22,16 +22,10 @@ CODES = {
     "horizon": "a learning-rate schedule does not end where the run ends",
     "uneven": "ranks have different numbers of batches, so the first one without data leaves the others waiting",
     "override": "the framework takes another value than the one that is written, for a dim or a schedule",
-    "micro-batches": "how a batch is cut into micro-batches",
     "machines": "the processes do not divide by the machines",
     "world-size": "the configuration is for another number of ranks than the check",
     "unknown-field": "nothing reads a field: it may be misspelt",
-    "text": "a number is written so that the framework reads it as text",
-    "first-step": "the first optimizer step has a learning rate of 0",
-    "data-ranks": "several ranks read the same share, so samples and tokens count once for all of them",
     "length": "the run has no step at all, has no end, or two lengths are given and one has no effect",
-    "repeats": "samples are read more than once, so that each rank has as many",
-    "dropped": "samples are left out, so that each rank has as many",
 }
 """The short names of all kinds of issues, and what each means."""
 _ORDER: tuple[Level, ...] = ("silent", "stops", "note")

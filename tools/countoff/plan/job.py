@@ -33,7 +33,6 @@ _MINIMA = {
     "steps": 1,
     "dataset_size": 1,
     "world_size": 1,
-    "micro_batch_size": 1,
 }
 
 
@@ -83,7 +82,6 @@ class Job:
         accelerate_shards: How Accelerate shards the loader: it deals out whole ``batches``, or cuts each batch into
             ``pieces`` (``split_batches``); None if the framework does not use it.
         world_size: Ranks of the job, for a format that has this number; else None.
-        micro_batch_size: Samples per forward and backward pass, for a framework that cuts a batch by it; else None.
         run_samples: Samples of the run, where its length is given in samples; steps then follows from it; else None.
         ramp: The first global batch, the increment, and the samples over which the global batch grows; None if it does
             not grow.
@@ -120,7 +118,6 @@ class Job:
     strided: bool = False
     accelerate_shards: Literal["batches", "pieces"] | None = None
     world_size: int | None = None
-    micro_batch_size: int | None = None
     run_samples: int | None = None
     ramp: tuple[int, int, int] | None = None
     batch_stages: tuple[tuple[int, int], ...] = ()

@@ -1,10 +1,9 @@
-"""The batches of a run and its data: sizes that do not divide, shares that differ, samples read twice or not at all."""
+"""The batches of a run and its data: sizes that do not divide, and shares that differ."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from countoff.core.arithmetic.plan import BatchPlan
 from countoff.core.arithmetic.ranks import RankMap
 from countoff.plan.issues import ConfigIssue, counted
 from countoff.plan.job import Job, RunPlan
@@ -13,17 +12,14 @@ __all__ = ["check_batches"]
 
 
 def check_batches(plan: RunPlan) -> Iterator[ConfigIssue]:
-    """Yields what is wrong with, or worth knowing about, the batches and the data of a run.
+    """Yields what is wrong with the batches and the data of a run.
 
     Args:
         plan: The run on its ranks.
     """
     yield from _check_growing_batch(plan)
-    yield from _check_data_ranks(plan.ranks)
     yield from _check_end_of_data(plan.job, plan.ranks)
-    yield from _check_micro_batches(plan)
     yield from _check_uneven_shares(plan)
-    yield from _check_repeats(plan.batches)
 
 
 def _check_growing_batch(plan: RunPlan) -> Iterator[ConfigIssue]:
@@ -47,16 +43,6 @@ def _check_growing_batch(plan: RunPlan) -> Iterator[ConfigIssue]:
             return
 
 
-def _check_data_ranks(ranks: RankMap) -> Iterator[ConfigIssue]:
-    shared = ranks.world_size // ranks.dp_degree
-    if shared > 1:
-        text = (
-            f"{ranks.world_size:,} ranks read {counted(ranks.dp_degree, 'share')}: count samples and tokens over the "
-            f"data ranks alone, or they come out {shared} times too high"
-        )
-        yield ConfigIssue("note", "data-ranks", text)
-
-
 def _check_end_of_data(job: Job, ranks: RankMap) -> Iterator[ConfigIssue]:
     if job.data_ends and ranks.dp_degree > 1:
         text = (
@@ -65,23 +51,6 @@ def _check_end_of_data(job: Job, ranks: RankMap) -> Iterator[ConfigIssue]:
             f"(infinite=True), and end the run with {job.key('steps')}"
         )
         yield ConfigIssue("stops", "uneven", text)
-
-
-def _check_micro_batches(plan: RunPlan) -> Iterator[ConfigIssue]:
-    job = plan.job
-    if job.pipeline_microbatches > 1:
-        how = "cut out of the batch" if job.microbatches_inside else "each a whole batch"
-        text = (
-            f"{job.pipeline_microbatches} pipeline micro-batches, {how} (TorchTitan up to 0.3.0 cuts the batch into "
-            f"them, later versions multiply the batch by them)"
-        )
-        yield ConfigIssue("note", "micro-batches", text)
-    if job.micro_batch_size is not None and plan.batch_size is not None and job.micro_batch_size > plan.batch_size:
-        text = (
-            f"{job.key('micro_batch_size')} {job.micro_batch_size} is more than the {plan.batch_size} samples that a "
-            f"rank has: it is cut to that"
-        )
-        yield ConfigIssue("note", "micro-batches", text)
 
 
 def _check_uneven_shares(plan: RunPlan) -> Iterator[ConfigIssue]:
@@ -93,16 +62,3 @@ def _check_uneven_shares(plan: RunPlan) -> Iterator[ConfigIssue]:
             f"fill the shares up"
         )
         yield ConfigIssue("stops", "uneven", text)
-
-
-def _check_repeats(batches: BatchPlan) -> Iterator[ConfigIssue]:
-    if batches.samples_repeated:
-        text = f"{_samples_are(batches.samples_repeated)} read twice per epoch, to even the ranks"
-        yield ConfigIssue("note", "repeats", text)
-    if batches.samples_dropped:
-        text = f"{_samples_are(batches.samples_dropped)} left out of every epoch, with the last batches"
-        yield ConfigIssue("note", "dropped", text)
-
-
-def _samples_are(samples: int) -> str:
-    return f"{counted(samples, 'sample')} {'is' if samples == 1 else 'are'}"

@@ -29,7 +29,6 @@ _MESH = {  # composer/utils/parallelism.py:25, :26 and :181 of Composer 0.32.1
 _COUNTS = {
     "global_batch_size": Count("global_train_batch_size"),  # :176
     "batch_size": Count("device_train_batch_size"),  # :108
-    "micro_batch_size": Count("device_train_microbatch_size", unset=("auto",)),  # :175
     "sequence_length": Count(("max_seq_len", "variables.max_seq_len")),  # :111
 }
 

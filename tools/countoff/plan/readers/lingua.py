@@ -6,7 +6,6 @@ The comments name the lines of lingua at 437d680e.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +50,7 @@ def read(data: Mapping[str, Any]) -> Job:
         refilled_dim="dp_replicate",  # apps/main/train.py:154
         schedule=_schedule(fields),
         chunks=_chunks(fields),
-        own_checks=(_check_dp_ranks, _check_chunks, partial(_note_first_step, _after_the_last_step(fields))),
+        own_checks=(_check_dp_ranks, _check_chunks),
     )
 
 
@@ -64,23 +63,6 @@ def _schedule(fields: Fields) -> ConfiguredSchedule:
         lowest=fields.number("min_factor", "optim.lr_min_ratio", 0.1) or 0.0,  # lingua/optim.py:25
         divides_by_zero=curve in ("linear", "cosine"),
     )
-
-
-def _after_the_last_step(fields: Fields) -> str:
-    if fields.choice("optim.scheduler", _SCHEDULERS, "cosine") != "cosine":
-        return ""
-    return "; after its last step the cosine is back at 1.0, which a run that is extended starts with"
-
-
-def _note_first_step(after: str, job: Job, _: RankMap) -> Iterator[ConfigIssue]:
-    """Yields the note that the first step changes no weight.
-
-    Args:
-        after: What else the note says.
-        job: The run.
-    """
-    if job.schedule is not None and job.schedule.warmup:
-        yield ConfigIssue("note", "first-step", f"the first step of lingua has a learning rate of 0{after}")
 
 
 def _chunks(fields: Fields) -> dict[str, int]:

@@ -23,11 +23,6 @@ __all__ = ["FORMAT", "read", "read_deepspeed", "read_run", "read_schedule"]
 _BATCH = Count("per_device_train_batch_size", 8)  # :861
 _ACCUMULATION = Count("gradient_accumulation_steps", 1)  # :887
 _STEPS = Count("max_steps", unset=(-1,))  # :923
-# Numbers that are compared or computed with as they were read: seen with 4.57.6, on real runs.
-_NUMBERS = (
-    *("learning_rate", "adam_beta1", "adam_beta2", "adam_epsilon", "num_train_epochs", "warmup_ratio"),
-    "label_smoothing_factor",
-)
 _SCHEDULERS = (
     *("linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt"),
     *("reduce_lr_on_plateau", "cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay", "greedy"),
@@ -52,7 +47,6 @@ def read(data: Mapping[str, Any]) -> Job:
         ConfigError: If a field has a wrong type or is outside its domain.
     """
     fields = Fields(_with_parsed_json(data))
-    fields.note_texts(_NUMBERS, "transformers")
     run = read_run(fields)
     packed = fields.flag("packing", False)
     length = next((name for name in ("max_length", "max_seq_length") if packed and fields.has(name)), None)
@@ -86,9 +80,6 @@ def read_run(fields: Fields) -> dict[str, Any]:
     steps = fields.count("steps", _STEPS)
     epochs = _epochs(fields) if steps is None else None
     fields.origins["drop_last"] = Origin("dataloader_drop_last", given=fields.has("dataloader_drop_last"))
-    if fields.flag("auto_find_batch_size", False):
-        text = "auto_find_batch_size is true: if memory runs out, the batch becomes smaller, and every number changes"
-        fields.note("batch", text)
     return {
         "batch_size": None if in_pieces else batch_size,
         "global_batch_size": (batch_size or 1) * accumulation if in_pieces else None,

@@ -342,18 +342,6 @@ CASES: dict[str, Case] = {
     "rows of datasets, split, dispatched": Case(
         lambda: map_loader(split(hub_map())), TOGETHER, **TWICE, says="reads the train dataset of rank 0 for all ranks"
     ),
-    "a share of the user's own class, of a known whole": Case(
-        lambda: map_loader(Numbers(range(own_rank(), SAMPLES, ranks()))),
-        **TWICE,
-        says="it has 96 samples (dataset_size), and a rank's loader has 6 batches of 4.",
-        options={"dataset_size": SAMPLES},
-    ),
-    "a stream of the user's own, dispatched, of a known whole": Case(
-        _stream(lambda: Stream(aware=True)),
-        **TWICE,
-        says="a rank's loader has 6 batches of 4.",
-        options={"dataset_size": SAMPLES},
-    ),
     "a DistributedSampler": Case(lambda: map_loader(sampler=own_sampler()), **TWICE, says="(DistributedSampler)"),
     "a rank-aware sampler": Case(lambda: map_loader(sampler=OwnShare()), **TWICE, says="first 12 indices in common"),
     "a Subset by rank": Case(
@@ -414,9 +402,6 @@ CASES: dict[str, Case] = {
     "rows of a list, dispatched": Case(lambda: map_loader(hub_dict()), TOGETHER),
     "the second half of the rows of a list": Case(lambda: map_loader(hub_dict().select(range(SAMPLES // 2, SAMPLES)))),
     "rows of a list, changed at random": Case(lambda: map_loader(masked(hub_dict()))),
-    "all of a known whole": Case(lambda: map_loader(shuffle=True), options={"dataset_size": SAMPLES}),
-    "a stream of a known whole": Case(_stream(Stream), APART, options={"dataset_size": SAMPLES}),
-    "a stream of a known whole, dispatched": Case(_stream(Stream), options={"dataset_size": SAMPLES}),
     "rows of datasets, shuffled alike": Case(lambda: map_loader(hub_map().shuffle(seed=3), shuffle=True)),
     "shuffled": Case(lambda: map_loader(shuffle=True), seeded=False),
     "shuffled by a seedable sampler": Case(lambda: map_loader(shuffle=True), {"use_seedable_sampler": True}),

@@ -29,7 +29,6 @@ from countoff._adapter.own_loop import OwnLoop
 from countoff._adapter.torch_facts import versions
 from countoff._adapter.weight_hashes import Wrappers
 from countoff.core import LoaderFacts, Settings
-from countoff.core.arithmetic.batches import check_count
 from countoff.core.arithmetic.totals import Totals
 
 if TYPE_CHECKING:
@@ -60,13 +59,11 @@ class Countoff(OwnLoop):
         accelerator: The Accelerator that has prepared the loaders.
         epochs: Epochs of the run, at least 0, if known: learning-rate schedules are compared with it.
         max_steps: Optimizer steps after which the run ends, at least 0, if there is such a limit.
-        dataset_size: Samples of the whole train dataset over all ranks, at least 1. A warning says if each rank reads
-            only a share of its share. None: that is found only where the objects or the data show it.
         options: Those of `countoff.core.Settings`.
 
     Raises:
         SettingsError: If an option or a ``COUNTOFF_*`` variable has a bad value.
-        ValueError: If `dataset_size` is below 1.
+        ValueError: If `epochs` or `max_steps` is below 0.
     """
 
     def __init__(
@@ -75,19 +72,15 @@ class Countoff(OwnLoop):
         *,
         epochs: int | None = None,
         max_steps: int | None = None,
-        dataset_size: int | None = None,
         **options: Unpack[OptionValues],
     ) -> None:
         settings = Settings.resolve(*own_arguments(Countoff), **options)
         self._accelerator: weakref.ref[Any] = weakref.ref(accelerator)
         self._held = accelerator  # as long as this object: a program may have no other reference
         self._run = {"epochs": epochs, "max_steps": max_steps}
-        self._dataset_size = dataset_size
         rank, world_size = accelerator.process_index, accelerator.num_processes
         self._own = OwnRank(rank, world_size, *reading.position_of(accelerator))
         self._facts(None)  # refuses a bad number now
-        if dataset_size is not None:
-            check_count("dataset_size", dataset_size, minimum=1)
         super().__init__(settings)
         if settings.enabled:
             watch_checkpoints(accelerator, self)
@@ -103,7 +96,6 @@ class Countoff(OwnLoop):
             schedulers=lambda: [getattr(each, "scheduler", each) for each in getattr(of(), "_schedulers", ())],
             ticks_per_step=own.world_size,
             models=Wrappers(lambda: getattr(of(), "_models", ())),
-            dataset_size=self._dataset_size,
         )
         loop = CountedLoop(fit, steps_of=lambda each: reading.is_prepared_optimizer(of(), each), own=True)
         facts_of = functools.partial(evaluation_facts, num_processes=own.dp_degree, process_index=own.dp_rank)

@@ -57,7 +57,6 @@ class Countoff(TorchLoop):
         max_steps: Optimizer steps after which the whole run ends, at least 0, if there is such a limit.
         gradient_accumulation_steps: Batches of one rank per optimizer step, at least 1.
         batch_size: Samples of one rank per batch; None: what the loader shows.
-        dataset_size: Samples of the whole train dataset over all ranks, at least 1.
         start_step: Optimizer steps that were applied before the checkpoint from which the run resumes, at least 0.
         data_dims: Names of the mesh's dims along which different data is read; None: those whose names frameworks use
             for data.
@@ -66,7 +65,7 @@ class Countoff(TorchLoop):
     Raises:
         SettingsError: If an option or a ``COUNTOFF_*`` variable has a bad value, or `weights_every` has no `model`.
         TypeError: If a model is no module.
-        ValueError: If `dataset_size` is below 1, or if the mesh does not show which ranks share their data.
+        ValueError: If a number is too small, or if the mesh does not show which ranks share their data.
     """
 
     def __init__(
@@ -80,7 +79,6 @@ class Countoff(TorchLoop):
         max_steps: int | None = None,
         gradient_accumulation_steps: int = 1,
         batch_size: int | None = None,
-        dataset_size: int | None = None,
         start_step: int = 0,
         data_dims: Sequence[str] | None = None,
         **options: Unpack[OptionValues],
@@ -96,7 +94,6 @@ class Countoff(TorchLoop):
             max_steps=max_steps,
             gradient_accumulation_steps=gradient_accumulation_steps,
             batch_size=batch_size,
-            dataset_size=dataset_size,
             start_step=start_step,
             group=None,
             mesh=getattr(fabric.strategy, "device_mesh", None),

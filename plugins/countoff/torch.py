@@ -61,8 +61,6 @@ class Countoff(TorchLoop):
         max_steps: Optimizer steps after which the whole run ends, at least 0, if there is such a limit.
         gradient_accumulation_steps: Batches of one rank per optimizer step, at least 1.
         batch_size: Samples of one rank per batch; None: what the loader shows.
-        dataset_size: Samples of the whole train dataset over all ranks, at least 1. A warning says if each rank reads
-            only a share of its share. None: that is found only where the objects or the data show it.
         start_step: Optimizer steps that were applied before the checkpoint from which the run resumes, at least 0.
         group: The process group of the ranks that train together, where these are a part of the job: several trials,
             or ranks that only evaluate. Messages number ranks as the job does. None: all ranks of the job.
@@ -76,7 +74,7 @@ class Countoff(TorchLoop):
         SettingsError: If an option or a ``COUNTOFF_*`` variable has a bad value, or `weights_every` has no `model`.
         TypeError: If a model is no module.
         RuntimeError: If WORLD_SIZE announces several ranks and torch.distributed is not initialised.
-        ValueError: If `dataset_size` is below 1, if this rank is not in `group`, if the mesh does not show which ranks
+        ValueError: If a number is too small, if this rank is not in `group`, if the mesh does not show which ranks
             share their data, or if this rank is not in it.
     """
 
@@ -90,7 +88,6 @@ class Countoff(TorchLoop):
         max_steps: int | None = None,
         gradient_accumulation_steps: int = 1,
         batch_size: int | None = None,
-        dataset_size: int | None = None,
         start_step: int = 0,
         group: Any = None,
         mesh: Any = None,
@@ -110,7 +107,6 @@ class Countoff(TorchLoop):
             max_steps=max_steps,
             gradient_accumulation_steps=gradient_accumulation_steps,
             batch_size=batch_size,
-            dataset_size=dataset_size,
             start_step=start_step,
             group=group,
             mesh=mesh,

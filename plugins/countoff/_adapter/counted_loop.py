@@ -158,7 +158,7 @@ class CountedLoop:
             raise
         if record:
             self.guard.resumes.restore(record, Restored(steps=told), compare=compare)
-        fit.warn(*notices, fit.wrong_length(), fit.sharded_twice(), self._streamed_twice(loaders), wrong_schedule)
+        fit.warn(*notices, fit.wrong_length(), self._streamed_twice(loaders), wrong_schedule)
 
     def micro_batch(self) -> None:
         """Counts a micro-batch, unless passes are not compared now."""
@@ -315,7 +315,7 @@ class CountedLoop:
             return None
         if self.fit.totals is not None:
             self.fit.totals.report_again(self.length_now())
-        return self.fit.learn_length() or self.fit.sharded_twice()
+        return self.fit.learn_length()
 
     def _judge_steps(self) -> None:
         """Warns if the train epoch has had more optimizer steps than its gradient accumulation makes."""

@@ -22,7 +22,6 @@ from countoff.core.arithmetic.totals import LOGGED, Totals, in_words
 from countoff.core.checks.framework import judge_length
 from countoff.core.checks.horizon import RunLength
 from countoff.core.checks.short import EpochEnd, ShortEpochs, judge_run
-from countoff.core.checks.streams import sharded_twice
 from countoff.core.data.plain import ABSENT, attribute_of
 from countoff.core.protocol.fit_records import SchedulePlan, SharedModel, SplitSample
 from countoff.core.session.subgroup import Subgroup
@@ -90,7 +89,6 @@ class Fit:
         ticks_per_step: How often a scheduler is stepped at each optimizer step, at most.
         models: Returns the modules that are compared, as the framework wraps them; called when the fit begins and every
             `weights_every` optimizer steps. None: none are compared.
-        dataset_size: Samples of the whole train dataset over all ranks, at least 1, where the user tells it.
 
     Attributes:
         settings: The user's choices.
@@ -118,7 +116,6 @@ class Fit:
         schedulers: Callable[[], Iterable[Any]] = tuple,
         ticks_per_step: int = 1,
         models: Callable[[], Iterable[Any]] | None = None,
-        dataset_size: int | None = None,
     ) -> None:
         self.settings = settings
         self.own = own
@@ -133,7 +130,6 @@ class Fit:
         self._schedulers = schedulers
         self._ticks_per_step = ticks_per_step
         self._models = models
-        self._dataset_size = dataset_size
         self.short = ShortEpochs()
         self.left = False
         self.epochs_ended = 0
@@ -343,12 +339,6 @@ class Fit:
     def wrong_length(self) -> Verdict | None:
         """Returns a warning if the train loader has another number of batches than the framework counts on."""
         return None if self.totals is None else judge_length(self.totals.own, counted_by=self._messages.length_of)
-
-    def sharded_twice(self) -> Verdict | None:
-        """Returns a warning if the train loader has a share of this rank's share, where data is compared at all."""
-        if self.totals is None or self._dataset_size is None or not self.settings.compare_data:
-            return None
-        return sharded_twice(self.totals, self._dataset_size)
 
     def learn_length(self) -> Verdict | None:
         """Updates the totals by the train epoch that the end of its loader is about to end.

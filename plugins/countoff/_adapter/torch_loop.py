@@ -27,7 +27,6 @@ from countoff._adapter.torch_facts import (
 )
 from countoff._adapter.weakly import weakly
 from countoff.core import LoaderFacts, Settings, SettingsError
-from countoff.core.arithmetic.batches import check_count
 from countoff.core.arithmetic.totals import Totals
 
 __all__ = ["TorchLoop"]
@@ -47,7 +46,6 @@ class TorchLoop(OwnLoop):
         max_steps: Optimizer steps after which the whole run ends.
         gradient_accumulation_steps: Batches of one rank per optimizer step.
         batch_size: Samples of one rank per batch.
-        dataset_size: Samples of the whole train dataset over all ranks.
         start_step: Optimizer steps that were applied before the checkpoint.
         group: The process group of the ranks that train together.
         mesh: The ``DeviceMesh`` of these ranks.
@@ -72,7 +70,6 @@ class TorchLoop(OwnLoop):
         max_steps: int | None,
         gradient_accumulation_steps: int,
         batch_size: int | None,
-        dataset_size: int | None,
         start_step: int,
         group: Any,
         mesh: Any,
@@ -97,11 +94,9 @@ class TorchLoop(OwnLoop):
             "reported_is_cap": False,
             "partial_step": "dropped",
         }
-        self._batch_size, self._dataset_size, self._start_step = batch_size, dataset_size, start_step
+        self._batch_size, self._start_step = batch_size, start_step
         self._has_mesh = mesh is not None
         self._facts(None)  # refuses a bad number now
-        if dataset_size is not None:
-            check_count("dataset_size", dataset_size, minimum=1)
         super().__init__(settings)
 
     def _new_loop(self) -> CountedLoop:
@@ -113,7 +108,6 @@ class TorchLoop(OwnLoop):
             optimizers=self._optimizers,
             schedulers=self._schedulers,
             models=self._models,
-            dataset_size=self._dataset_size,
         )
         named = self._optimizers()
         loop = CountedLoop(fit, steps_of=NamedOptimizers(named) if named else None, own=True)

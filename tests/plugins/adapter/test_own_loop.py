@@ -610,7 +610,7 @@ def test_a_loop_is_the_same_where_countoff_is_off() -> None:
 def test_bad_arguments_are_refused_at_once() -> None:
     cases: list[tuple[dict[str, Any], type[Exception]]] = [
         ({"uneven_train": "halt"}, SettingsError),
-        ({"dataset_size": 0}, ValueError),
+        ({"gradient_accumulation_steps": 0}, ValueError),
         ({"model": 5}, TypeError),
     ]
     for refused, error in cases:

@@ -16,9 +16,8 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from countoff.core.arithmetic.totals import Totals
 from countoff.core.data.fingerprint import fingerprint, parts_of
-from countoff.core.messages import count_of, names_of, ranks_by
+from countoff.core.messages import names_of, ranks_by
 from countoff.core.verdict import Cause, Verdict, VerdictKind
 
 __all__ = [
@@ -52,8 +51,6 @@ in your own sampler), and the framework or a `DistributedSampler` shards that ag
 
 **Fix.** Give the framework all of the data on every rank, or turn its sharding off, as by
 `Trainer(use_distributed_sampler=False)` in Lightning. See [data identity](data-identity.md#data-that-is-sharded-twice).
-
-Where nothing shows that a dataset is a share, `Countoff(dataset_size=…)` does: the samples of the whole dataset.
 """
 STREAMS_DIFFER = VerdictKind(
     "StreamsDiffer",
@@ -416,33 +413,3 @@ def _digest(*texts: str) -> str:
 
 def _split(digests: str) -> list[str]:
     return [digests[start : start + DIGEST] for start in range(0, len(digests), DIGEST)]
-
-
-def sharded_twice(totals: Totals, dataset_size: int) -> Verdict | None:
-    """Returns a `DoubleSharded` if this rank reads a share of a share of the dataset.
-
-    That is shown by the size of the whole dataset, which the user has told, and the batches of this rank's loader.
-
-    Args:
-        totals: What is known of this rank's loader.
-        dataset_size: Samples of the whole dataset over all ranks, at least 1.
-
-    >>> from countoff.core import LoaderFacts
-    >>> loader = LoaderFacts(reported_batches=6, batch_size=4, drop_last=False, samples_per_rank=None)
-    >>> sharded_twice(Totals(loader, dp_degree=2), 96).kind
-    'DoubleSharded'
-    >>> sharded_twice(Totals(loader, dp_degree=2), 48) is None
-    True
-    """
-    plan, ways, batch_size = totals.own, totals.own.dp_degree, totals.batch_size
-    batches = plan.reported_batches if plan.loader_batches is None else plan.loader_batches
-    if batches is None or batch_size is None:
-        return None
-    # A rank may leave out a last batch that is not full, and its share may be filled up to a whole batch of all.
-    left_out = ways * (batches + 1) * batch_size < dataset_size
-    if ways == 1 or not (left_out and (batches - ways) * batch_size * ways**2 <= dataset_size):
-        return None
-    return DOUBLE_SHARDED.found(
-        f"the train data is sharded twice: it has {count_of(dataset_size, 'sample')} (dataset_size), and a rank's "
-        f"loader has {count_of(batches, 'batch')} of {batch_size}. So {ways} ranks read about 1/{ways} of the data."
-    )

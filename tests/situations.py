@@ -768,10 +768,6 @@ def schedules() -> Iterator[Situation]:
             Horizon("LinearLR", Ending("full", 5000, 0.1, 0.1, warmup_ticks=5000)),
             one_epoch,
         ),
-        "a warm-up that is subtracted twice": (
-            Horizon("LambdaLR", Ending("zero", 1620, 0.0, 0.1, warmup_ticks=180)),
-            one_epoch,
-        ),
         "a schedule that a resumed run has not restored": (Horizon("LambdaLR", whole, before=(600, 0)), one_epoch),
         "a schedule of steps, stepped after every batch": (
             Horizon("LambdaLR", replace(decay, tick=150), Fraction(4), "once per batch"),

@@ -343,7 +343,8 @@ class _Cause:
 
     Attributes:
         text: A sentence.
-        certainty: ``certain``: nobody makes a schedule for this on purpose; ``likely``: the number is no accident.
+        certainty: ``certain``: nobody makes a schedule for this on purpose; ``likely``: the number is no accident;
+            ``any``: it says nothing of the schedule's length.
     """
 
     text: str
@@ -367,8 +368,6 @@ def _causes(horizon: Horizon, run: RunLength, total: int) -> Iterator[_Cause]:
                 # A plan and a schedule may round in other places.
                 about = "" if made_for == count else f" {made_for:,} is about as many."
                 yield _Cause(f"{number:,}{times} is the number of {what}.{about}", certainty)
-    if (warmup := horizon.ending.warmup_ticks) > 1 and made_for + warmup == ticks:
-        yield _Cause(f"That is the run less its warm-up of {_steps(warmup)}, subtracted twice.")
     for number, what, wrong in ((run.epochs, "epochs", pace >= 1), (total, "optimizer steps", pace < 1)):
         if number and wrong and _counts(made_for, number, run) and max(number, ticks) >= 10 * min(number, ticks):
             yield _Cause(f"The run has {number:,} {what}: the schedule seems to count these.", "certain")
@@ -399,15 +398,6 @@ def _numbers_of(run: RunLength, steps: int) -> Iterator[tuple[int, str, _Certain
         yield run.steps_per_epoch, "optimizer steps of one epoch", "likely"
         if accumulation > 1:
             yield run.steps_per_epoch * accumulation, "batches of one epoch", "likely"
-        if processes > 1:
-            what = "optimizer steps of one epoch that one process alone would need"
-            yield run.steps_per_epoch * processes, what, "any"
-        yield steps * run.epochs, f"optimizer steps of the run × {run.epochs} epochs, which are in it already", "any"
-    if accumulation > 1:
-        what = f"optimizer steps of the run / {accumulation}, the gradient accumulation once more"
-        yield steps // accumulation, what, "any"
-    if processes > 1:
-        yield steps // processes, f"optimizer steps of the run / {processes} processes", "any"
 
 
 def _ticks_of(run: RunLength, pace: Fraction, before: tuple[int, int]) -> int:

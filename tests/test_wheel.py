@@ -189,7 +189,7 @@ def test_the_wheel_explains_verdicts_and_knows_its_version(installed: Installed)
     assert explained.stderr == ""
     assert explained.stdout.startswith("LostRank\n\nA rank raised an exception")
     version = installed.run("python", "-c", "import countoff.core; print(countoff.core.__version__)")
-    assert f"countoff {version.stdout}" == installed.run("countoff", "version").stdout
+    assert f"countoff {version.stdout}" == installed.run("countoff", "--version").stdout
 
 
 def test_the_wheel_places_its_hooks(installed: Installed) -> None:

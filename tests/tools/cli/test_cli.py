@@ -60,7 +60,7 @@ importlib.util.find_spec = lambda name, package=None: None if name in {modules} 
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["demo", "--help"], ["version"], ["--version"], ["explain"], ["explain", "LostRank"]]
+    "arguments", [["--help"], ["demo", "--help"], ["--version"], ["explain"], ["explain", "LostRank"]]
 )
 def test_help_and_version_import_no_framework(arguments: list[str]) -> None:
     finished = run(arguments)
@@ -83,9 +83,7 @@ def test_the_help_of_plan_says_what_its_exit_code_means() -> None:
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])
-@pytest.mark.parametrize(
-    "command", ["", "plan", "check", "explain", "report", "top", "run", "demo", "completion", "version"]
-)
+@pytest.mark.parametrize("command", ["", "plan", "check", "explain", "report", "top", "run", "demo", "completion"])
 def test_help_has_examples_and_fits_the_terminal(command: str, columns: int) -> None:
     """Examples stay whole, and fit where there are 80 columns; a command or a flag is not cut at its dashes."""
     lines = run([*command.split(), "--help"], COLUMNS=str(columns)).stdout.rpartition("modules: ")[0].splitlines()
@@ -101,7 +99,7 @@ def test_the_help_has_each_command_on_a_line() -> None:
     start = lines.index("  COMMAND")
     rows = [line.split(maxsplit=1) for line in lines[start + 1 :] if line.startswith("    ")]
     assert [row[0] for row in rows if len(row) == 2] == [
-        *("plan", "check", "explain", "report", "top", "run", "demo", "completion", "notify", "version")
+        *("plan", "check", "explain", "report", "top", "run", "demo", "completion", "notify")
     ]
 
 
@@ -194,7 +192,7 @@ def test_an_unknown_kind_is_refused_in_one_line(name: str, hint: str) -> None:
         (["ex"], "there is no command 'ex'; did you mean explain?"),
         (["train"], "there is no command 'train'; countoff --help lists all commands"),
         (["--verison"], "there is no argument --verison; did you mean --version?"),
-        (["version", "--hepl"], "there is no argument --hepl; did you mean --help?"),
+        (["notify", "--hepl"], "there is no argument --hepl; did you mean --help?"),
         (["explain", "--kind", "X"], "there is no argument --kind; see countoff explain --help"),
         (["report", ".", "--opne"], "there is no argument --opne; did you mean --open?"),
         (["top", ".", "--jsno"], "there is no argument --jsno; did you mean --json?"),
@@ -232,7 +230,7 @@ def test_it_runs_as_a_module_and_names_itself_so() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    ["completion bash", "completion fish", "--help", "check --help", "version", "explain", "explain LostRank"],
+    ["completion bash", "completion fish", "--help", "check --help", "--version", "explain", "explain LostRank"],
 )
 def test_a_reader_that_leaves_early_is_no_error(arguments: str) -> None:
     """`countoff … | head` ends without a word, whatever the command."""
@@ -278,7 +276,6 @@ PRINTED = {
     "--help": "usage: countoff [-h]",
     "plan --help": "usage: countoff plan",
     "--version": "countoff ",
-    "version": "countoff ",
     "explain": "PlanMismatch          ranks start with different",
     "explain LostRank": "LostRank\n\nA rank raised an exception",
     "explain --json 87": '{\n  "format": 1',

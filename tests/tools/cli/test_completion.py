@@ -17,7 +17,7 @@ COMP_WORDS=("${@:2}") COMP_CWORD=$(($# - 2))
 _shtab_countoff
 printf '%s\\n' "${COMPREPLY[@]}"
 """
-COMMANDS = {"plan", "check", "explain", "report", "top", "run", "demo", "completion", "notify", "version"}
+COMMANDS = {"plan", "check", "explain", "report", "top", "run", "demo", "completion", "notify"}
 
 
 def flags(command: str) -> set[str]:

@@ -194,11 +194,6 @@ Sends a test message to the addresses of apprise in COUNTOFF_NOTIFY, which get t
 Needs the extra notify: pip install 'countoff[notify]'. https://appriseit.com/services/ lists what an address can be.
 Exit code: 0 if all of them have taken it, 1 if one has not, 2 if there is none.
 """
-_VERSION = """\
-Prints the version of countoff.
-
-    countoff version
-"""
 _SETTINGS = (
     ("on-divergence", "EFFECT", "raise or warn, where ranks are proven to be out of step"),
     ("levels", "KIND=LEVEL,…", "raise, warn or off, by kind of verdict: Stalled=raise,SameOrder=off"),
@@ -289,7 +284,7 @@ def _call(given: Sequence[str], program: str) -> None:
         _refuse_unknown(unknown, chosen.parser, behind)
     chosen.command = given[job + 1 :]
     if chosen.version:
-        version(chosen)
+        _print_version()
     elif chosen.run is None:
         parser.print_help()
     else:
@@ -297,8 +292,7 @@ def _call(given: Sequence[str], program: str) -> None:
             chosen.run(chosen)
 
 
-def version(_: argparse.Namespace) -> None:
-    """Prints the version."""
+def _print_version() -> None:
     from importlib import metadata
 
     try:
@@ -451,7 +445,6 @@ def _parser(program: str) -> tuple[_Parser, Collection[str]]:
         _command(add, "completion", description=_COMPLETION, help="complete commands in your shell", run=completion)
     )
     _command(add, "notify", description=_NOTIFY, help="try the addresses that get verdicts", run=notify)
-    _command(add, "version", description=_VERSION, help="print the version", run=version)
     return parser, commands.choices
 
 

@@ -101,7 +101,6 @@ def test_two_names_of_one_number_that_disagree_are_refused(configs: ConfigDirect
         configs.read("titan.toml", "[training]\nlocal_batch_size = 2\nbatch_size = 4\n")
 
 
-TRAINER = "per_device_train_batch_size: 4\nmax_steps: 10\n"
 LINGUA = """
     steps: 60_000
     grad_acc_steps: 2

@@ -59,18 +59,18 @@ def plan(chosen: argparse.Namespace) -> int:
     _names([] if chosen.config is None else [chosen.config], chosen.command)
     job = _job(chosen)
     plans = [RunPlan.of(job, world_size=world_size) for world_size in _world_sizes(chosen, job)]
-    options = table.Options(_resume_samples(chosen))
+    resume_samples = _resume_samples(chosen)
     issues = [worst_first([*job.issues, *check_length(one)]) for one in plans]
     if chosen.json:
         _print_json(
             [
-                {"format": formats.JSON_OUTPUT} | table.as_json(one, options) | table.issues_as_json(found)
+                {"format": formats.JSON_OUTPUT} | table.as_json(one, resume_samples) | table.issues_as_json(found)
                 for one, found in zip(plans, issues, strict=True)
             ]
         )
         return 0
     output = console()
-    table.print_table(plans, options, output)
+    table.print_table(plans, resume_samples, output)
     for one in plans:
         output.print(Text(f"{one.ranks.world_size} ranks: {one.identity}", style="bold"))
     if chosen.explain:
@@ -139,7 +139,7 @@ class _Checked:
     def as_json(self) -> dict[str, Any]:
         """As JSON types; the plan is None where the run does not fit."""
         try:
-            plan = table.as_json(RunPlan.of(self.job, world_size=self.world_size), table.Options())
+            plan = table.as_json(RunPlan.of(self.job, world_size=self.world_size))
         except JobError:
             plan = None
         return {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.console import Console, ConsoleOptions
 from rich.table import Table
@@ -15,7 +15,7 @@ from countoff.plan.issues import ConfigIssue
 from countoff.plan.job import RunPlan
 from countoff.plan.ramp import ramped_steps
 
-__all__ = ["Options", "as_json", "issues_as_json", "print_origins", "print_table"]
+__all__ = ["as_json", "issues_as_json", "print_origins", "print_table"]
 
 _RAMP_STEPS = "steps of the ramp"
 _RAMP_SAMPLES = "samples of the ramp"
@@ -34,17 +34,7 @@ _JSON = {
 }
 
 
-class Options(NamedTuple):
-    """What is printed besides the plan itself; None: nothing.
-
-    Attributes:
-        resume_samples: Samples that the run has already seen, over all data ranks.
-    """
-
-    resume_samples: int | None = None
-
-
-def _rows(plan: RunPlan, options: Options) -> dict[str, object]:
+def _rows(plan: RunPlan, resume_samples: int | None) -> dict[str, object]:
     """Returns the numbers of a plan that are known, by the name of their row in the table.
 
     Raises:
@@ -74,17 +64,23 @@ def _rows(plan: RunPlan, options: Options) -> dict[str, object]:
         "steps": batches.total_steps,
         _SAMPLES: None if in_tokens else batches.total_samples,
         _TOKENS: batches.total_tokens,
-        **_batch_changes(plan, options),
+        **_batch_changes(plan, resume_samples),
     }
     return {name: value for name, value in found.items() if value is not None}
 
 
-def print_table(plans: Sequence[RunPlan], options: Options, console: Console) -> None:
-    """Prints plans side by side, one column per world size; below one another those for which it is too narrow."""
+def print_table(plans: Sequence[RunPlan], resume_samples: int | None, console: Console) -> None:
+    """Prints plans side by side, one column per world size; below one another those for which it is too narrow.
+
+    Args:
+        plans: The plans.
+        resume_samples: Samples that the run has already seen, over all data ranks; None: it does not resume.
+        console: Where.
+    """
     grids: list[Table] = []
     columns: list[_Column] = []
     for plan in plans:
-        column = f"{plan.ranks.world_size:,}", _rows(plan, options)
+        column = f"{plan.ranks.world_size:,}", _rows(plan, resume_samples)
         wider = _grid([*columns, column])
         if columns and console.measure(wider).maximum < console.measure(wider, options=_endless(console)).maximum:
             grids.append(_grid(columns))
@@ -110,8 +106,8 @@ def _grid(columns: Sequence[_Column]) -> Table:
     return grid
 
 
-def as_json(plan: RunPlan, options: Options) -> dict[str, Any]:
-    """Returns a plan as JSON types; None where a number is not known."""
+def as_json(plan: RunPlan, resume_samples: int | None = None) -> dict[str, Any]:
+    """Returns a plan as JSON types; None where a number is not known. For `resume_samples`, see `print_table`."""
     job, batches = plan.job, plan.batches
     in_tokens = job.tokens_per_micro_batch is not None
     found: dict[str, Any] = {
@@ -142,7 +138,7 @@ def as_json(plan: RunPlan, options: Options) -> dict[str, Any]:
         "total_tokens": batches.total_tokens,
         "identity": plan.identity,
     }
-    found |= {_JSON[name]: value for name, value in _batch_changes(plan, options).items()}
+    found |= {_JSON[name]: value for name, value in _batch_changes(plan, resume_samples).items()}
     return found
 
 
@@ -200,7 +196,7 @@ def _range(fewest_and_most: tuple[int, int] | None) -> str | int | None:
     return fewest if fewest == most else f"{fewest:,} to {most:,}"
 
 
-def _batch_changes(plan: RunPlan, options: Options) -> dict[str, object]:
+def _batch_changes(plan: RunPlan, resume_samples: int | None) -> dict[str, object]:
     """Returns the steps of a ramp, and the whole batches after which each data rank resumes.
 
     Raises:
@@ -218,8 +214,8 @@ def _batch_changes(plan: RunPlan, options: Options) -> dict[str, object]:
             whole_run = sum(size * steps for size, steps in pieces)
             found[_SAMPLES] = whole_run
             found[_TOKENS] = None if plan.job.sequence_length is None else whole_run * plan.job.sequence_length
-    if options.resume_samples is not None:
-        found[_RESUMED] = batches.resumed_batches(options.resume_samples)
+    if resume_samples is not None:
+        found[_RESUMED] = batches.resumed_batches(resume_samples)
     return found
 
 

@@ -130,7 +130,9 @@ def _count_faults(rows: Sequence[Row]) -> Found:
     slow = [row for row in rows if row not in faulty]
     counts = {"faults": len(faulty), "named": sum(not row.wrong for row in faulty)}
     counts |= {"slow": len(slow), "silent": sum(not row.wrong for row in slow)}
-    wrong = [f"{row.fault} {CASES[row.fault].title}, {row.ranks} ranks" for row in rows if row.wrong]
+    wrong = [
+        f"{row.fault} {CASES[row.fault].title}, {row.ranks} ranks: {'; '.join(row.wrong)}" for row in rows if row.wrong
+    ]
     times: dict[str, list[float]] = {}
     for row in rows:
         if row.milliseconds is not None and row.since == "proof":

@@ -361,14 +361,14 @@ def sharded_hub_stream(shards: int) -> None:
 def scheduled(
     horizon: int, epochs: int | None, run_epochs: int, samples: int = 80, warmup: int = 0, **options: Any
 ) -> list[float]:
-    """Trains with a schedule of so many ticks that Accelerate has prepared; the learning rate after each step.
+    """Trains with a schedule of so many calls that Accelerate has prepared; the learning rate after each step.
 
     Args:
-        horizon: The ticks for which the schedule is made.
+        horizon: The calls for which the schedule is made.
         epochs: The epochs of the run that countoff is told; None: nothing.
         run_epochs: The epochs of the run.
         samples: Samples of an epoch; a batch has 4, and one that is not full is dropped.
-        warmup: Ticks of the warm-up, of a schedule of transformers.
+        warmup: Calls of the warm-up, of a schedule of transformers.
         options: Of the Accelerator.
     """
     accelerator = Accelerator(cpu=True, **options)
@@ -391,11 +391,11 @@ def scheduled(
     return rates
 
 
-def scheduled_by_epoch(epochs: int, ticks: int) -> float:
+def scheduled_by_epoch(epochs: int, calls: int) -> float:
     """Trains with a prepared schedule that the loop steps once per epoch; the learning rate at the end."""
     accelerator = Accelerator(cpu=True)
     model, raw = model_and_optimizer()
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(raw, T_max=ticks)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(raw, T_max=calls)
     model, optimizer, train, scheduler = accelerator.prepare(model, raw, map_loader(80), scheduler)
     with Countoff(accelerator, epochs=epochs) as countoff:
         for _ in range(epochs):

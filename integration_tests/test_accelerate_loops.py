@@ -73,7 +73,7 @@ def test_a_schedule_that_has_ended_is_reported(run_ranks):
 @pytest.mark.parametrize(
     ("horizon", "options"),
     [(40, {}), (20, {"step_scheduler_with_optimizer": False})],
-    ids=["times the processes", "ticked by the loop"],
+    ids=["times the processes", "stepped by the loop"],
 )
 def test_a_schedule_that_fits_is_not_mentioned(run_ranks, horizon, options):
     """A schedule of the right length, by either way of stepping it, gives no warning."""
@@ -83,10 +83,10 @@ def test_a_schedule_that_fits_is_not_mentioned(run_ranks, horizon, options):
     assert results[0].value[-3] > 0
 
 
-@pytest.mark.parametrize(("processes", "ticks"), [(1, 3), (2, 6)])
-def test_a_schedule_stepped_once_per_epoch_is_not_mentioned(run_ranks, processes, ticks):
-    """A schedule of as many ticks as there are epochs gives no warning."""
-    results = run_ranks(cases.scheduled_by_epoch, processes, 3, ticks)
+@pytest.mark.parametrize(("processes", "calls"), [(1, 3), (2, 6)])
+def test_a_schedule_stepped_once_per_epoch_is_not_mentioned(run_ranks, processes, calls):
+    """A schedule of as many calls as there are epochs gives no warning."""
+    results = run_ranks(cases.scheduled_by_epoch, processes, 3, calls)
     assert said(results) == []
     assert [result.value for result in results] == pytest.approx([0.0] * processes)
 

@@ -98,8 +98,8 @@ def test_lightning(run_ranks, tmp_path):
         ),
         "a scheduler that is not restored": (
             Resume(spoils=jobs.forget_schedule),
-            "the learning-rate schedule stands at tick 0 in the first step after the resume, and the checkpoint was "
-            "written at tick 3: the learning rate was 0.0986, and is 0.0985 in the second step.",
+            "the learning-rate schedule has counted 0 steps in the first step after the resume, and had counted 3 when "
+            "the checkpoint was written: the learning rate was 0.0986, and is 0.0985 in the second step.",
         ),
         "another rate": (Resume(schedule="", rate=0.05), ANOTHER_RATE),
         "a broken record": (Resume(spoils=jobs.break_record), UNREADABLE),
@@ -179,8 +179,8 @@ def test_transformers(run_ranks, tmp_path):
         ),
         "a scheduler that is not restored": (
             Resume(Job(samples=80, horizon=20), spoils=jobs.without_schedule),
-            "the learning-rate schedule stands at tick 0 in the first step after the resume, and the checkpoint was "
-            "written at tick 3: the learning rate was 0.085, and is 0.095 in the second step.",
+            "the learning-rate schedule has counted 0 steps in the first step after the resume, and had counted 3 when "
+            "the checkpoint was written: the learning rate was 0.085, and is 0.095 in the second step.",
         ),
         "another rate": (Resume(constant, rate=0.05), ANOTHER_RATE),
         "a broken record": (Resume(spoils=jobs.with_broken_record), UNREADABLE),
@@ -230,8 +230,8 @@ def test_composer(run_ranks, tmp_path):
         "one batch behind": (Resume(loader="one behind"), ONE_BEHIND),
         "a scheduler that is not restored": (
             Resume(then={"load_ignore_keys": ["state/schedulers*"]}),
-            "the learning-rate schedule stands at tick 0 in the first step after the resume, and the checkpoint was "
-            "written at tick 3: the learning rate was 0.0986, and is 0.0985 in the second step.",
+            "the learning-rate schedule has counted 0 steps in the first step after the resume, and had counted 3 when "
+            "the checkpoint was written: the learning rate was 0.0986, and is 0.0985 in the second step.",
         ),
         "autoresume from the start": (
             Resume(autoresume=True, loader="from the start", until={"max_duration": "3ba"}),
@@ -308,8 +308,8 @@ def test_fabric(run_ranks, tmp_path):
         ),
         Run("the schedule begins again", restored="moc"): (
             "rate",
-            "the learning-rate schedule stands at tick 0 in the first step after the resume, and the checkpoint was "
-            "written at tick 9: the learning rate was 0.085, and is 0.04 in the second step.",
+            "the learning-rate schedule has counted 0 steps in the first step after the resume, and had counted 9 when "
+            "the checkpoint was written: the learning rate was 0.085, and is 0.04 in the second step.",
         ),
         Run("another learning rate", scheduled=False, rate=0.05): (
             "changed rate",

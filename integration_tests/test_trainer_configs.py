@@ -75,16 +75,16 @@ def test_every_schedule_is_that_of_transformers(name: str) -> None:
         assert schedule is not None
         steps = math.ceil(warmup["warmup_ratio"] * RUN) if "warmup_ratio" in warmup else int(warmup["warmup_steps"])
         ending, scheduler = schedule.in_run(RUN), real_scheduler(name, options, steps)
-        assert name == "constant" or ending.warmup_ticks == steps
+        assert name == "constant" or ending.warmup == steps
         live = declared_ending(scheduler)
         if live is not None and live.kind != "full":
             known += 1
-            assert (live.tick, live.warmup_ticks) == (ending.tick, ending.warmup_ticks), (options, warmup)
+            assert (live.at, live.warmup) == (ending.at, ending.warmup), (options, warmup)
         factors = factors_of(scheduler)
         if name != "cosine_warmup_with_min_lr":  # its warm-up is one step ahead
-            assert factors[ending.warmup_ticks] == pytest.approx(max(factors)), (options, warmup)
-        if ending.tick < RUN:
-            assert factors[ending.tick] == pytest.approx(ending.rate, abs=1e-12), (options, warmup)
+            assert factors[ending.warmup] == pytest.approx(max(factors)), (options, warmup)
+        if ending.at < RUN:
+            assert factors[ending.at] == pytest.approx(ending.rate, abs=1e-12), (options, warmup)
     assert bool(known) == (name not in ("constant", "constant_with_warmup", "inverse_sqrt"))
 
 

@@ -141,7 +141,7 @@ class Job:
         eval_batches: Batches of each rank's evaluation stream.
         args: TrainingArguments.
         stop: Rank and step at which one rank stops alone.
-        horizon: Ticks of a linear schedule of the user's own; 0: the Trainer makes one.
+        horizon: Calls of a linear schedule of the user's own; 0: the Trainer makes one.
         options: Options of Countoff; None: no callback.
         resume: Train up to a checkpoint first, then resume from it in another Trainer.
         loader: The train loader that a subclass makes, as `of_one_own` names it; empty: the Trainer's.

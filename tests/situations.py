@@ -252,7 +252,7 @@ def steps() -> Iterator[Situation]:
         able,
     )
     lengths = {
-        rank: [SchedulePlan.of("OneCycleLR", Ending("error", steps), begin=0, ticks=300).to_json()]
+        rank: [SchedulePlan.of("OneCycleLR", Ending("error", steps), begin=0, calls=300).to_json()]
         for rank, steps in enumerate((300, 308))
     }
     yield Situation(
@@ -269,7 +269,7 @@ def steps() -> Iterator[Situation]:
         "LearningRateMismatch", "a learning rate of its own, without a schedule", lambda _: apart, of_one, able
     )
     higher = {
-        rank: [SchedulePlan.of("OneCycleLR", Ending("error", 300, peak=peak), begin=0, ticks=300).to_json()]
+        rank: [SchedulePlan.of("OneCycleLR", Ending("error", 300, peak=peak), begin=0, calls=300).to_json()]
         for rank, peak in enumerate((0.001, 0.002))
     }
     yield Situation(
@@ -738,21 +738,21 @@ def shorts() -> Iterator[Situation]:
 
 
 def schedules() -> Iterator[Situation]:
-    decay = Ending("zero", tick=600, rate=0.0, peak=0.1, warmup_ticks=20)
+    decay = Ending("zero", at=600, rate=0.0, peak=0.1, warmup=20)
     per_process = Horizon("LambdaLR", decay, Fraction(2), "once per process")
 
     def at_start(adapter: str) -> Verdict | None:
-        return wrong_horizon(per_process, RunLength(600, processes=2), why=module_of(adapter).TICKS)
+        return wrong_horizon(per_process, RunLength(600, processes=2), why=module_of(adapter).CALLS)
 
     def later(adapter: str) -> Verdict | None:
-        return run_out(per_process, RunLength(), ticks=600, span="train epoch 1", why=module_of(adapter).TICKS)
+        return run_out(per_process, RunLength(), calls=600, span="train epoch 1", why=module_of(adapter).CALLS)
 
     yield Situation("WrongHorizon", "a schedule made in steps", at_start, adapters=["accelerate"])
     yield Situation("WrongHorizon", "a schedule that has ended before an epoch", later, adapters=["accelerate"])
     one_epoch = RunLength(1800, steps_per_epoch=600, epochs=3)
     accumulated = RunLength(150, steps_per_epoch=50, epochs=3, gradient_accumulation_steps=4)
-    milestones = Ending("minimum", tick=80, rate=1e-4, peak=0.1, stepwise=True)
-    whole = Ending("zero", tick=1800, rate=0.0, peak=0.1)
+    milestones = Ending("minimum", at=80, rate=1e-4, peak=0.1, stepwise=True)
+    whole = Ending("zero", at=1800, rate=0.0, peak=0.1)
     found = {
         "a schedule of one epoch": (Horizon("LambdaLR", decay), one_epoch),
         "a schedule of batches": (Horizon("OneCycleLR", Ending("error", 600, 1e-6, 0.1)), accumulated),
@@ -765,12 +765,12 @@ def schedules() -> Iterator[Situation]:
         "a rate that rises again": (Horizon("CosineAnnealingLR", replace(decay, rises=True)), one_epoch),
         "an error": (Horizon("OneCycleLR", Ending("error", 600, 1e-6, 0.1)), one_epoch),
         "a warm-up that is longer than the run": (
-            Horizon("LinearLR", Ending("full", 5000, 0.1, 0.1, warmup_ticks=5000)),
+            Horizon("LinearLR", Ending("full", 5000, 0.1, 0.1, warmup=5000)),
             one_epoch,
         ),
         "a schedule that a resumed run has not restored": (Horizon("LambdaLR", whole, before=(600, 0)), one_epoch),
         "a schedule of steps, stepped after every batch": (
-            Horizon("LambdaLR", replace(decay, tick=150), Fraction(4), "once per batch"),
+            Horizon("LambdaLR", replace(decay, at=150), Fraction(4), "once per batch"),
             accumulated,
         ),
     }

@@ -17,7 +17,7 @@ with needs("Accelerate", facade="countoff.accelerate", install="'countoff[accele
     from countoff._accelerate.checkpoints import watch_checkpoints
     from countoff._accelerate.loader_facts import evaluation_facts
     from countoff._accelerate.loaders import epoch_length, even_prepared, is_prepared, skipped_batches, source_length
-    from countoff._accelerate.messages import MESSAGES, TICKS
+    from countoff._accelerate.messages import CALLS, MESSAGES
     from countoff._accelerate.observation import observe, watch_uneven
     from countoff._accelerate.process import not_distributed
 from countoff._adapter.counted_loop import CountedLoop
@@ -94,7 +94,7 @@ class Countoff(OwnLoop):
             own,
             optimizers=lambda: getattr(of(), "_optimizers", ()),
             schedulers=lambda: [getattr(each, "scheduler", each) for each in getattr(of(), "_schedulers", ())],
-            ticks_per_step=own.world_size,
+            calls_per_step=own.world_size,
             models=Wrappers(lambda: getattr(of(), "_models", ())),
         )
         loop = CountedLoop(fit, steps_of=lambda each: reading.is_prepared_optimizer(of(), each), own=True)
@@ -123,7 +123,7 @@ class Countoff(OwnLoop):
     def _begin_fit(self, loop: CountedLoop, loader: Any, facts: LoaderFacts, **known: Any) -> None:
         accelerator = self._accelerator()
         source_batches = source_length(loader) if is_prepared(loader) and facts.reported_batches is not None else None
-        loop.fit.watch_schedules(reading.schedules(accelerator), source_batches=source_batches, why=TICKS)
+        loop.fit.watch_schedules(reading.schedules(accelerator), source_batches=source_batches, why=CALLS)
         loop.until_end(observe(accelerator, loop))
         plan = plan_of(
             facts,

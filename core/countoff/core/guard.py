@@ -106,7 +106,7 @@ class Guard:
             a thread of its own.
         schedules: Returns the base rates of the learning-rate schedules, and how often each scheduler was stepped; as
             far as they are known.
-        ticks_per_step: How often a scheduler is stepped at each optimizer step, at most.
+        calls_per_step: How often a scheduler is stepped at each optimizer step, at most.
         weights: Begins to compute hashes of what this rank's model must hold in common with other ranks; called every
             `weights_every` optimizer steps. None: weights are not compared.
         framework: The framework's name, for the trace.
@@ -131,14 +131,14 @@ class Guard:
         remedies: Remedies | None = None,
         learning_rates: Callable[[], Sequence[float]] | None = None,
         schedules: Callable[[], tuple[Sequence[float], Sequence[int]]] | None = None,
-        ticks_per_step: int = 1,
+        calls_per_step: int = 1,
         weights: Callable[[], PendingHashes] | None = None,
         framework: str = "",
     ) -> None:
         self._settings = settings
         self._learning_rates = learning_rates
         self._schedules = schedules
-        self._ticks_per_step = ticks_per_step
+        self._calls_per_step = calls_per_step
         self.registration: Registration | None = None
         self._roll_call: RollCall | None = None
         self._framework = framework
@@ -943,8 +943,8 @@ class Guard:
     def _schedule(self) -> ScheduleState:
         """The learning rates in force, and where their schedules stand."""
         rates = self._learning_rates() if self._learning_rates is not None else ()
-        base_rates, ticks = self._schedules() if self._schedules is not None else ((), ())
-        return ScheduleState(rates, base_rates, ticks, self._ticks_per_step)
+        base_rates, calls = self._schedules() if self._schedules is not None else ((), ())
+        return ScheduleState(rates, base_rates, calls, self._calls_per_step)
 
     def _raise_if_diverged(self, *, coming: int | None = None) -> None:
         """Raises the verdict if there is one, unless this rank may be about to raise what another one has raised.

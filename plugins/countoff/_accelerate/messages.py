@@ -6,10 +6,10 @@ from countoff._adapter.messages import EVEN, LOCAL_STEPS, Messages, data_remedie
 from countoff.core.checks.framework import CUT_BATCHES, STEPS
 from countoff.core.checks.resume import AGAIN, ISSUED, POSITION, RATE
 
-__all__ = ["MESSAGES", "TICKS", "launch_remedy"]
+__all__ = ["CALLS", "MESSAGES", "launch_remedy"]
 
 _OPTION = "Countoff(..., {})"
-TICKS = "accelerator.prepare() makes each scheduler.step() step the scheduler once per process."
+CALLS = "accelerator.prepare() makes each scheduler.step() step the scheduler once per process."
 """Why a prepared scheduler is ahead of the optimizer."""
 
 

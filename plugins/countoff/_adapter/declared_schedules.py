@@ -23,13 +23,13 @@ from countoff.core.arithmetic.schedules import (
     warmup,
 )
 
-__all__ = ["UnknownTicks", "declared_ending", "ticks_of"]
+__all__ = ["UnknownCalls", "calls_of", "declared_ending"]
 
 _TORCH, _TRANSFORMERS = "torch.optim.lr_scheduler", "transformers.optimization"
 _DEEPSPEED = "deepspeed.runtime.lr_schedules"
 
 
-class UnknownTicks(Exception):
+class UnknownCalls(Exception):
     """A scheduler that does not show how often it was stepped."""
 
 
@@ -46,18 +46,18 @@ def declared_ending(scheduler: Any) -> Ending | None:
         return None
 
 
-def ticks_of(scheduler: Any) -> int:
+def calls_of(scheduler: Any) -> int:
     """Returns how often a scheduler was stepped until now.
 
     Raises:
-        UnknownTicks: If it does not show that.
+        UnknownCalls: If it does not show that.
     """
     held = getattr(scheduler, "__dict__", {})
     if _kind(scheduler) == f"{_TORCH}.ChainedScheduler":
-        return ticks_of(held["_schedulers"][0])
+        return calls_of(held["_schedulers"][0])
     count, first = (held["last_epoch"], 0) if "last_epoch" in held else (held.get("last_batch_iteration"), -1)
     if not isinstance(count, numbers.Integral):
-        raise UnknownTicks
+        raise UnknownCalls
     return int(count) - first
 
 

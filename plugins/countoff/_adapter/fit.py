@@ -86,7 +86,7 @@ class Fit:
         optimizers: Returns the optimizers whose learning rates are compared; called every 64 batches.
         schedulers: Returns the learning-rate schedulers, as far as they are known; a resumed run compares where they
             stand with its checkpoint.
-        ticks_per_step: How often a scheduler is stepped at each optimizer step, at most.
+        calls_per_step: How often a scheduler is stepped at each optimizer step, at most.
         models: Returns the modules that are compared, as the framework wraps them; called when the fit begins and every
             `weights_every` optimizer steps. None: none are compared.
 
@@ -114,7 +114,7 @@ class Fit:
         steps_before: int = 0,
         optimizers: Callable[[], Iterable[Any]] = tuple,
         schedulers: Callable[[], Iterable[Any]] = tuple,
-        ticks_per_step: int = 1,
+        calls_per_step: int = 1,
         models: Callable[[], Iterable[Any]] | None = None,
     ) -> None:
         self.settings = settings
@@ -128,7 +128,7 @@ class Fit:
         self._messages = messages
         self._optimizers = optimizers
         self._schedulers = schedulers
-        self._ticks_per_step = ticks_per_step
+        self._calls_per_step = calls_per_step
         self._models = models
         self.short = ShortEpochs()
         self.left = False
@@ -422,7 +422,7 @@ class Fit:
             remedies=self._messages.remedies,
             learning_rates=lambda: learning_rates(self._optimizers()),
             schedules=lambda: schedule_positions(self._optimizers(), self._schedulers()),
-            ticks_per_step=self._ticks_per_step,
+            calls_per_step=self._calls_per_step,
             weights=None if models is None else lambda: PendingReplicas(() if self.trains_apart else models()),
             framework=self._messages.framework,
         )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
-from countoff._adapter.declared_schedules import UnknownTicks, declared_ending, ticks_of
+from countoff._adapter.declared_schedules import UnknownCalls, calls_of, declared_ending
 from countoff._adapter.weakly import weakly
 from countoff.core import BatchPlan, Verdict
 from countoff.core.arithmetic.schedules import Ending
@@ -31,16 +31,16 @@ class Schedule:
 
     Attributes:
         name: The scheduler's class.
-        ending: Returns where it ends, in ticks; None if that is not declared. A checkpoint may change it.
-        ticks: Returns how often it was stepped until now.
-        pace: Ticks per optimizer step, above 0; None: it is observed.
-        reasons: Why it may tick several times per step, by how often, in a few words: ``{4: "once per process"}``.
+        ending: Returns where it ends, in calls; None if that is not declared. A checkpoint may change it.
+        calls: Returns how often it was stepped until now.
+        pace: Calls per optimizer step, above 0; None: it is observed.
+        reasons: Why it may be stepped several times per step, by how often, in few words: ``{4: "once per process"}``.
         of_framework: Whether the framework made it for the run by itself; then only its warm-up is compared.
     """
 
     name: str
     ending: Callable[[], Ending | None]
-    ticks: Callable[[], int]
+    calls: Callable[[], int]
     pace: Fraction | None = None
     reasons: Mapping[int, str] = field(default_factory=dict[int, str])
     of_framework: bool = False
@@ -51,22 +51,22 @@ class Schedule:
 
         Args:
             scheduler: The scheduler, unwrapped. It is held weakly.
-            pace: Ticks per optimizer step, if they are known.
-            reasons: Why it may tick several times per step.
+            pace: Calls per optimizer step, if they are known.
+            reasons: Why it may be stepped several times per step.
         """
         name, held = type(scheduler).__name__, weakly((scheduler,))
 
         def present() -> Any:
             return next(iter(held()), None)
 
-        return cls(name, lambda: declared_ending(present()), lambda: ticks_of(present()), pace, reasons or {})
+        return cls(name, lambda: declared_ending(present()), lambda: calls_of(present()), pace, reasons or {})
 
     def horizon(self, run: RunLength, begin: tuple[int, int]) -> Horizon | None:
         """Returns where the schedule ends, by its present pace; None if that is not known.
 
         Args:
             run: How long the run is.
-            begin: Optimizer steps of the whole run, and the ticks that belong to them.
+            begin: Optimizer steps of the whole run, and the calls that belong to them.
         """
         ending = self.ending()
         if self.pace is None or ending is None:
@@ -87,14 +87,14 @@ class Schedule:
             return None
         left = (run.steps or run.steps_per_epoch or 1) - (steps if run.steps else 0)
         sure = run.epochs or 1 if self.pace is None else math.floor(max(0, left - 1) * self.pace) + 1
-        return SchedulePlan.of(self.name, ending, begin=self.ticks(), ticks=sure)
+        return SchedulePlan.of(self.name, ending, begin=self.calls(), calls=sure)
 
     def explained(self, run: RunLength) -> bool:
-        """Whether one of the reasons tells why it ticks as often as it does."""
+        """Whether one of the reasons tells why it is stepped as often as it does."""
         return self._often(run) in self.reasons
 
     def _often(self, run: RunLength) -> int:
-        """How often it ticks at once, at a step or at an epoch's end; 0 if that is once, or not known."""
+        """How often it is stepped at once, at a step or at an epoch's end; 0 if that is once, or not known."""
         pace = self.pace or Fraction(0)
         often = pace if pace > 1 else pace * (run.steps_per_epoch or 0)
         return int(often) if often > 1 else 0
@@ -107,7 +107,7 @@ def _contained(compare: Callable[..., Verdict | None]) -> Callable[..., Verdict 
     def contained(watch: ScheduleWatch, *arguments: Any) -> Verdict | None:
         try:
             return compare(watch, *arguments)
-        except UnknownTicks:
+        except UnknownCalls:
             watch.forget()
             return None
 
@@ -155,7 +155,7 @@ class ScheduleWatch:
         """
         try:
             found = [each.plan(self._run(), steps) for each in self._schedules[:_MOST_PLANS]]
-        except UnknownTicks:
+        except UnknownCalls:
             return []
         return [plan for plan in found if plan is not None]
 
@@ -171,7 +171,7 @@ class ScheduleWatch:
 
     @_contained
     def stepped(self, steps: int, batches: int) -> Verdict | None:
-        """Observes how often schedulers tick; to be called after each optimizer step, before the schedulers' own.
+        """Observes how often schedulers are stepped; to be called after each optimizer step, before theirs.
 
         Args:
             steps: Optimizer steps of the whole run until now.
@@ -186,11 +186,11 @@ class ScheduleWatch:
             self._batches.append(batches)
         for pace in self._observed:
             pace.stepped(self._wanted)
-        return self._compare_observed(steps - 1)  # the ticks of this step are still to come
+        return self._compare_observed(steps - 1)  # the calls of this step are still to come
 
     @_contained
     def epoch_begins(self, span: str, steps: int) -> Verdict | None:
-        """Observes how often schedulers tick per epoch, and compares where the run's length was not known before.
+        """Observes how often schedulers are stepped per epoch; compares where the run's length was not known before.
 
         Args:
             span: The name of the train epoch.
@@ -204,10 +204,10 @@ class ScheduleWatch:
         if found is not None or run.steps is not None:
             return found
         for schedule in self._schedules:
-            horizon = schedule.horizon(run, (steps, schedule.ticks()))
+            horizon = schedule.horizon(run, (steps, schedule.calls()))
             if horizon is None:
                 continue
-            found = run_out(horizon, run, ticks=schedule.ticks(), span=span, why=self._why_of(schedule))
+            found = run_out(horizon, run, calls=schedule.calls(), span=span, why=self._why_of(schedule))
             if found is not None:
                 return self._said(found)
         return None
@@ -252,14 +252,14 @@ class ScheduleWatch:
         return wrong_horizon(horizon, run, why=self._why_of(schedule), stepping=self._stepping)
 
     def _begins_of(self, schedule: Schedule, steps: int) -> list[tuple[int, int]]:
-        """Returns optimizer steps and ticks that belong together, for each way in which the schedule may be meant."""
-        ticks, pace = schedule.ticks(), schedule.pace or Fraction(1)
-        if pace > 1:  # within a step, it may have ticked for some of the step's batches
-            ticks = int(ticks // pace * pace)
+        """Returns optimizer steps and calls that belong together, for each way in which the schedule may be meant."""
+        calls, pace = schedule.calls(), schedule.pace or Fraction(1)
+        if pace > 1:  # within a step, it may have been stepped for some of the step's batches
+            calls = int(calls // pace * pace)
         # Where nothing says how many steps came before, a scheduler that was stepped may go on with its run, or have
         # been stepped in another one.
-        unknown = not self._told_steps and ticks > steps * pace + max(1, pace)
-        return [(0, 0), (steps, ticks)] if unknown else [(steps, ticks)]
+        unknown = not self._told_steps and calls > steps * pace + max(1, pace)
+        return [(0, 0), (steps, calls)] if unknown else [(steps, calls)]
 
     def _run(self) -> RunLength:
         return self._run_of(self._batches_per_step)
@@ -280,7 +280,7 @@ class ScheduleWatch:
 
 
 class _Pace:
-    """How often a scheduler ticks, from its first steps or from its first epoch.
+    """How often a scheduler is stepped, from its first steps or from its first epoch.
 
     Args:
         schedule: The schedule. It gets its pace where one has been observed.
@@ -299,42 +299,42 @@ class _Pace:
         self._epoch: tuple[int, int] | None = None
 
     def stepped(self, wanted: int) -> None:
-        """Takes note of the ticks after an optimizer step.
+        """Takes note of the calls after an optimizer step.
 
         Args:
             wanted: Steps that are enough.
         """
-        self._last = self.schedule.ticks()
+        self._last = self.schedule.calls()
         if self._complete:
             return  # the scheduler is not stepped within the epoch, or only later in it
         self._seen.append(self._last)
         self._complete = len(self._seen) == wanted
         if not self._complete:
             return
-        ticks = {after - before for before, after in itertools.pairwise(self._seen)}
-        if ticks == {0}:
+        calls = {after - before for before, after in itertools.pairwise(self._seen)}
+        if calls == {0}:
             return
         self.waits = False
-        if len(ticks) == 1:
-            self.schedule.pace = Fraction(ticks.pop())
+        if len(calls) == 1:
+            self.schedule.pace = Fraction(calls.pop())
 
     def epoch_begins(self, steps: int, steps_per_epoch: int | None) -> None:
-        """Takes note of the ticks at an epoch's begin.
+        """Takes note of the calls at an epoch's begin.
 
         Args:
             steps: Optimizer steps until now.
             steps_per_epoch: Optimizer steps per epoch, if known.
         """
-        before, self._epoch = self._epoch, (steps, self.schedule.ticks())
+        before, self._epoch = self._epoch, (steps, self.schedule.calls())
         if before is None:
             return
-        steps_between, ticks = self._epoch[0] - before[0], self._epoch[1] - before[1]
+        steps_between, calls = self._epoch[0] - before[0], self._epoch[1] - before[1]
         within_epoch = self._last is not None and self._last > before[1]
         if within_epoch and not self._complete:
             return  # the first steps tell more
         self.waits = False
-        if ticks > 0 and not within_epoch and steps_between > 1:
-            self.schedule.pace = Fraction(ticks, steps_per_epoch or steps_between)
+        if calls > 0 and not within_epoch and steps_between > 1:
+            self.schedule.pace = Fraction(calls, steps_per_epoch or steps_between)
 
 
 def run_length(

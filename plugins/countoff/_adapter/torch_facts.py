@@ -161,8 +161,8 @@ def schedule_positions(optimizers: Iterable[Any], schedulers: Iterable[Any]) -> 
     """
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     base = [group["initial_lr"] for group in groups if "initial_lr" in group]
-    ticks = [getattr(scheduler, "last_epoch", None) for scheduler in schedulers]
-    return _on_cpu(base), [tick for tick in ticks if isinstance(tick, int)]
+    calls = [getattr(scheduler, "last_epoch", None) for scheduler in schedulers]
+    return _on_cpu(base), [call for call in calls if isinstance(call, int)]
 
 
 def _on_cpu(rates: Sequence[Any]) -> list[float]:

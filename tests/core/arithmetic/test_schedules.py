@@ -24,39 +24,39 @@ def test_a_warmup_and_a_decay_end_where_their_curve_does(length: int, first: int
     """By transformers' linear schedule, with a lowest rate."""
     assume(length > first + 1)
 
-    def rate(tick: int) -> float:
-        if tick < first:
-            return tick / first
-        return max(lowest, lowest + (1 - lowest) * (length - tick) / (length - first))
+    def rate(call: int) -> float:
+        if call < first:
+            return call / first
+        return max(lowest, lowest + (1 - lowest) * (length - call) / (length - first))
 
     ending = decay(length, warmup=first, lowest=lowest)
-    assert rate(ending.warmup_ticks) == 1.0
-    assert ending.warmup_ticks == 0 or rate(ending.warmup_ticks - 1) < 1.0
-    assert rate(ending.tick) == pytest.approx(ending.rate) == pytest.approx(rate(ending.tick + 1))
-    assert rate(ending.tick - 1) > ending.rate
+    assert rate(ending.warmup) == 1.0
+    assert ending.warmup == 0 or rate(ending.warmup - 1) < 1.0
+    assert rate(ending.at) == pytest.approx(ending.rate) == pytest.approx(rate(ending.at + 1))
+    assert rate(ending.at - 1) > ending.rate
     assert rate(ending.falls_after) == 1.0 > rate(ending.falls_after + 1)
 
 
 def test_a_flat_part_belongs_to_the_schedule() -> None:
     ending = decay(100, warmup=10, flat=60)
-    assert (ending.tick, ending.warmup_ticks, ending.falls_after) == (100, 10, 70)
+    assert (ending.at, ending.warmup, ending.falls_after) == (100, 10, 70)
 
 
 def test_a_warmup_that_is_longer_than_its_schedule_is_finished() -> None:
     ending = decay(50, warmup=100)
-    assert (ending.kind, ending.tick, ending.reached) == ("zero", 50, 100)
+    assert (ending.kind, ending.at, ending.reached) == ("zero", 50, 100)
     assert decay(100, warmup=50).reached == 100
 
 
 @given(st.floats(0.001, 0.999), st.integers(1, 50))
 def test_a_rate_vanishes_at_the_first_tick_below_a_millionth(factor: float, every: int) -> None:
-    tick = vanishing(factor, every).tick
-    assert factor ** (tick // every) <= 1e-6 < factor ** ((tick - 1) // every)
+    call = vanishing(factor, every).at
+    assert factor ** (call // every) <= 1e-6 < factor ** ((call - 1) // every)
 
 
 def test_milestones_end_with_the_last() -> None:
     ending = milestones([30, 60, 60], 0.1)
-    assert (ending.kind, ending.tick, ending.stepwise) == ("minimum", 60, True)
+    assert (ending.kind, ending.at, ending.stepwise) == ("minimum", 60, True)
     assert ending.rate == pytest.approx(1e-3)
 
 
@@ -64,10 +64,10 @@ def test_parts_follow_each_other() -> None:
     """The last part tells the end; the parts before it are a warm-up only if each of them is one."""
     cosine = decay(80, rises=True)
     ending = one_after_another([warmup(20), cosine], [20])
-    assert ending == Ending("zero", 100, warmup_ticks=20, falls_after=20, rises=True)
+    assert ending == Ending("zero", 100, warmup=20, falls_after=20, rises=True)
     after_a_decay = one_after_another([decay(20), cosine], [20])
     assert after_a_decay is not None
-    assert (after_a_decay.tick, after_a_decay.warmup_ticks) == (100, 0)
+    assert (after_a_decay.at, after_a_decay.warmup) == (100, 0)
     assert one_after_another([None, cosine], [20]) == after_a_decay
     assert one_after_another([warmup(20), None], [20]) is None
     assert one_after_another([cosine, warmup(20)], [80]) is None
@@ -78,7 +78,7 @@ def test_factors_are_multiplied() -> None:
     """One of them falls. If several do, the product does not follow from where each ends."""
     ending = chained([warmup(20), decay(100), warmup(5)])
     assert ending is not None
-    assert (ending.kind, ending.tick, ending.warmup_ticks) == ("zero", 100, 20)
+    assert (ending.kind, ending.at, ending.warmup) == ("zero", 100, 20)
     assert chained([decay(100), decay(50)]) is None
     assert chained([decay(100), None]) is None
     assert chained([warmup(5)]) is None
@@ -86,7 +86,7 @@ def test_factors_are_multiplied() -> None:
 
 def test_one_cycle_has_no_rate_after_its_end() -> None:
     ending = one_cycle(60, warmup=17)
-    assert (ending.kind, ending.tick, ending.warmup_ticks) == ("error", 60, 17)
+    assert (ending.kind, ending.at, ending.warmup) == ("error", 60, 17)
 
 
 def test_rates_are_those_of_the_optimizer() -> None:

@@ -12,22 +12,22 @@ from countoff.core.arithmetic.schedules import Ending
 from countoff.core.checks.horizon import Horizon, RunLength, run_out, wrong_horizon
 
 
-def zero(tick, **more):
-    return Ending("zero", tick, 0.0, 0.1, **more)
+def zero(call, **more):
+    return Ending("zero", call, 0.0, 0.1, **more)
 
 
-def lowest(tick, rate=0.02, **more):
-    return Ending("minimum", tick, rate, 0.1, **more)
+def lowest(call, rate=0.02, **more):
+    return Ending("minimum", call, rate, 0.1, **more)
 
 
 @given(st.integers(1, 500), st.integers(1, 9))
-def test_a_schedule_ends_when_its_ticks_are_used(ticks, pace):
-    horizon = Horizon("LinearLR", zero(ticks), Fraction(pace))
-    assert horizon.end_step == next(step for step in range(1, ticks + 1) if step * pace >= ticks)
+def test_a_schedule_ends_when_its_calls_are_used(calls, pace):
+    horizon = Horizon("LinearLR", zero(calls), Fraction(pace))
+    assert horizon.end_step == next(step for step in range(1, calls + 1) if step * pace >= calls)
 
 
 @given(st.integers(1, 200), st.integers(1, 8), st.integers(1, 9))
-def test_a_schedule_multiplied_by_its_ticks_per_step_fits(steps_per_epoch, epochs, pace):
+def test_a_schedule_multiplied_by_its_calls_per_step_fits(steps_per_epoch, epochs, pace):
     steps = steps_per_epoch * epochs
     run = RunLength(steps, steps_per_epoch=steps_per_epoch, epochs=epochs, processes=pace)
     horizon = Horizon("OneCycleLR", zero(steps * pace), Fraction(pace))
@@ -36,16 +36,16 @@ def test_a_schedule_multiplied_by_its_ticks_per_step_fits(steps_per_epoch, epoch
 
 
 @given(st.integers(1, 500), st.integers(0, 500), st.integers(0, 500), st.integers(1, 4))
-def test_a_resumed_schedule_ends_where_it_would_have_ended(ticks, steps, ticks_before, pace):
+def test_a_resumed_schedule_ends_where_it_would_have_ended(calls, steps, calls_before, pace):
     """What is left of a schedule is taken in steps from the present one."""
-    horizon = Horizon("LinearLR", zero(ticks), Fraction(pace), before=(steps, ticks_before))
-    assert horizon.end_step == max(0, steps + math.ceil((ticks - ticks_before) / pace))
+    horizon = Horizon("LinearLR", zero(calls), Fraction(pace), before=(steps, calls_before))
+    assert horizon.end_step == max(0, steps + math.ceil((calls - calls_before) / pace))
 
 
 @pytest.mark.parametrize(("pace", "often", "end", "warmup"), [(2, "twice", 50, 10), (4, "4 times", 25, 5)])
 def test_a_schedule_made_in_steps_ends_early(pace, often, end, warmup):
-    """With several ticks per step, a schedule made in steps ends at a fraction of the run."""
-    horizon = Horizon("LambdaLR", zero(100, warmup_ticks=20), Fraction(pace), "once per process")
+    """With several calls per step, a schedule made in steps ends at a fraction of the run."""
+    horizon = Horizon("LambdaLR", zero(100, warmup=20), Fraction(pace), "once per process")
     verdict = wrong_horizon(horizon, RunLength(100, processes=pace), why="Each process steps it.")
     assert verdict is not None
     assert (verdict.kind, verdict.why) == (
@@ -96,7 +96,7 @@ def test_the_cause_is_the_number_that_the_schedule_was_made_for(made_for, cause)
         (Horizon("LambdaLR", zero(1190)), RUN),
         (Horizon("LambdaLR", zero(1300)), RUN),
         (Horizon("LambdaLR", zero(100_000)), replace(RUN, limited=True)),
-        (Horizon("LinearLR", Ending("full", 100, 0.1, 0.1, warmup_ticks=100)), RUN),
+        (Horizon("LinearLR", Ending("full", 100, 0.1, 0.1, warmup=100)), RUN),
     ],
     ids=["a rest", "milestones", "cycles", "2 % early", "10 % late", "a trial", "a warm-up"],
 )
@@ -158,17 +158,17 @@ def test_a_small_difference_is_none(end, said):
     assert (wrong_horizon(Horizon("LambdaLR", zero(end)), RunLength(1000)) is not None) is said
 
 
-@pytest.mark.parametrize(("ticks", "said"), [(52, False), (59, False), (60, True), (72, True)])
-def test_the_last_steps_of_a_rounded_schedule_are_none(ticks, said):
+@pytest.mark.parametrize(("calls", "said"), [(52, False), (59, False), (60, True), (72, True)])
+def test_the_last_steps_of_a_rounded_schedule_are_none(calls, said):
     """A schedule for 10 epochs of 21 batches / 4 has 52 steps, and the run 60: one more in each epoch."""
     run = RunLength(steps_per_epoch=6, gradient_accumulation_steps=4, epoch_batches=(21,))
-    assert (run_out(Horizon("LinearLR", zero(52)), run, ticks=ticks, span="train epoch 9") is not None) is said
+    assert (run_out(Horizon("LinearLR", zero(52)), run, calls=calls, span="train epoch 9") is not None) is said
 
 
 def test_an_epoch_after_the_end_is_reported():
     """A schedule at 0 is reported where an epoch begins; one that rests above 0, or wraps, is not."""
     verdict = run_out(
-        Horizon("LinearLR", zero(30), Fraction(2)), RunLength(), ticks=30, span="train epoch 1", why="Yes."
+        Horizon("LinearLR", zero(30), Fraction(2)), RunLength(), calls=30, span="train epoch 1", why="Yes."
     )
     assert verdict is not None
     assert verdict.sentence == (
@@ -177,15 +177,15 @@ def test_an_epoch_after_the_end_is_reported():
     )
     assert (verdict.why, verdict.remedy) == ("Yes.", "make LinearLR for 2 times the optimizer steps of the whole run.")
     for ending in (lowest(30), zero(30, rises=True), zero(31)):
-        assert run_out(Horizon("LinearLR", ending), RunLength(), ticks=30, span="train epoch 1") is None
+        assert run_out(Horizon("LinearLR", ending), RunLength(), calls=30, span="train epoch 1") is None
 
 
-@pytest.mark.parametrize(("tick", "said"), [(240, False), (300, True)])
-def test_cycles_are_meant_unless_the_run_has_few(tick, said):
+@pytest.mark.parametrize(("call", "said"), [(240, False), (300, True)])
+def test_cycles_are_meant_unless_the_run_has_few(call, said):
     """A cosine of an epoch that is stepped on falls and rises: several times, as cycles do, or about once."""
-    run = replace(RUN, epochs=5) if tick == 240 else replace(RUN, epochs=4)
-    run = replace(run, steps_per_epoch=tick, steps=1210 if tick == 240 else 1200)
-    assert (wrong_horizon(Horizon("CosineAnnealingLR", zero(tick, rises=True)), run) is not None) is said
+    run = replace(RUN, epochs=5) if call == 240 else replace(RUN, epochs=4)
+    run = replace(run, steps_per_epoch=call, steps=1210 if call == 240 else 1200)
+    assert (wrong_horizon(Horizon("CosineAnnealingLR", zero(call, rises=True)), run) is not None) is said
 
 
 def test_a_rate_that_vanishes_after_the_run_is_none():

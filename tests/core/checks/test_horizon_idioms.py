@@ -85,7 +85,7 @@ class Loop:
         else:
             run = replace(self.run, steps=None, epochs=None)
             begins = [int(epoch * self.steps_per_epoch * self.pace) for epoch in range(1, self.epochs)]
-            found = [run_out(horizon, run, ticks=at, span="it") for at in begins]
+            found = [run_out(horizon, run, calls=at, span="it") for at in begins]
         yield from filter(None, found)
 
 
@@ -144,7 +144,7 @@ def test_nothing_is_said_of_any_example(batches, epochs, processes, accumulation
 
 
 def test_a_schedule_in_optimizer_steps_is_still_found() -> None:
-    """The same loops with the mistake that the rule is for: a schedule made for steps that ticks once per process."""
+    """The same loops with the mistake that the rule is for: a schedule for steps that is stepped once per process."""
     found = 0
     for batches, epochs, processes in itertools.product((18, 190, 1001), (1, 3, 5), (2, 4, 8)):
         loop = Loop(batches, epochs, processes)

@@ -164,7 +164,7 @@ def test_a_verdicts_own_remedy_comes_first() -> None:
 
 def test_a_remedy_travels_as_a_whole_or_not_at_all() -> None:
     """A remedy that fits into the record is read back; of one that does not, nothing is, and the adapter's holds."""
-    own = Verdict("WrongHorizon", "it ends early.", remedy="make it for 60 ticks.")
+    own = Verdict("WrongHorizon", "it ends early.", remedy="make it for 60 calls.")
     assert verdict_from_json(verdict_to_json(own)) == own
     assert verdict_from_json(verdict_to_json(dataclasses.replace(own, remedy="x" * 800))).remedy == ""
 

@@ -188,28 +188,28 @@ def test_a_loop_that_begins_with_epoch_0_again_is_named_first() -> None:
     assert "epoch 0" not in stuck.why
 
 
-def after(first: float, second: float, ticks: int = 9, base: float = 0.1) -> list[ScheduleState]:
-    return [ScheduleState((first,), (base,), (ticks,)), ScheduleState((second,), (base,), (ticks + 1,))]
+def after(first: float, second: float, calls: int = 9, base: float = 0.1) -> list[ScheduleState]:
+    return [ScheduleState((first,), (base,), (calls,)), ScheduleState((second,), (base,), (calls + 1,))]
 
 
-def without_ticks(states: list[ScheduleState]) -> list[ScheduleState]:
-    return [state._replace(ticks=()) for state in states]
+def without_calls(states: list[ScheduleState]) -> list[ScheduleState]:
+    return [state._replace(calls=()) for state in states]
 
 
 @pytest.mark.parametrize(
     ("states", "expected"),
     [
         (after(0.08, 0.079), None),
-        (after(0.079, 0.078, ticks=10), None),  # the checkpoint was written between a step and its schedule's
-        (after(0.01, 0.04, ticks=0), "rate"),
-        (after(0.08, 0.04, ticks=0), "rate"),
-        (after(0.05, 0.049, ticks=18), "rate"),
+        (after(0.079, 0.078, calls=10), None),  # the checkpoint was written between a step and its schedule's
+        (after(0.01, 0.04, calls=0), "rate"),
+        (after(0.08, 0.04, calls=0), "rate"),
+        (after(0.05, 0.049, calls=18), "rate"),
         (after(0.05, 0.05), "changed rate"),
-        (after(0.2, 0.19, ticks=0, base=0.2), "changed rate"),
-        (after(0.08, 0.079, ticks=0, base=0.2), None),
-        (without_ticks(after(0.08, 0.04)), "rate"),
-        (without_ticks(after(0.01, 0.04)), "rate"),
-        (without_ticks(after(0.079, 0.078)), None),
+        (after(0.2, 0.19, calls=0, base=0.2), "changed rate"),
+        (after(0.08, 0.079, calls=0, base=0.2), None),
+        (without_calls(after(0.08, 0.04)), "rate"),
+        (without_calls(after(0.01, 0.04)), "rate"),
+        (without_calls(after(0.079, 0.078)), None),
         ([ScheduleState(), ScheduleState()], None),
     ],
 )
@@ -220,8 +220,8 @@ def test_learning_rates_go_on(states: list[ScheduleState], expected: str | None)
 
 def test_a_constant_rate_says_nothing_of_its_schedule():
     constant = replace(RECORD, start_rates=((0.08,), (0.08,)))
-    assert judge_rates(constant, after(0.08, 0.08, ticks=0)) is None
-    assert judge_rates(constant, without_ticks(after(0.08, 0.08))) is None
+    assert judge_rates(constant, after(0.08, 0.08, calls=0)) is None
+    assert judge_rates(constant, without_calls(after(0.08, 0.08))) is None
 
 
 def test_a_rate_without_a_schedule_may_change():

@@ -11,17 +11,17 @@ from countoff.core.protocol.fit_records import SchedulePlan
 
 
 def plan(
-    length: int = 40, *, ticks: int = 30, begin: int = 0, name: str = "LambdaLR", peak: float = 0.1, warmup: int = 0
+    length: int = 40, *, calls: int = 30, begin: int = 0, name: str = "LambdaLR", peak: float = 0.1, warmup: int = 0
 ) -> list[Mapping[str, Any]]:
-    return made(decay(length, warmup=warmup).times(peak), ticks=ticks, begin=begin, name=name)
+    return made(decay(length, warmup=warmup).times(peak), calls=calls, begin=begin, name=name)
 
 
-def made(ending: Ending, *, ticks: int, begin: int = 0, name: str = "LambdaLR") -> list[Mapping[str, Any]]:
-    return [SchedulePlan.of(name, ending, begin=begin, ticks=ticks).to_json()]
+def made(ending: Ending, *, calls: int, begin: int = 0, name: str = "LambdaLR") -> list[Mapping[str, Any]]:
+    return [SchedulePlan.of(name, ending, begin=begin, calls=calls).to_json()]
 
 
 def test_equal_schedules_agree_also_where_a_rank_has_a_shorter_run() -> None:
-    assert judge_schedules({0: plan(), 1: plan(ticks=12), 2: plan(ticks=9000)}) is None
+    assert judge_schedules({0: plan(), 1: plan(calls=12), 2: plan(calls=9000)}) is None
 
 
 def test_the_minority_is_named_with_both_lengths() -> None:
@@ -88,9 +88,9 @@ def test_schedulers_of_other_classes_prove_nothing() -> None:
 
 def test_what_differs_beyond_the_run_of_every_rank_is_no_difference() -> None:
     """The same warm-up, and a decay that the shortest rank does not get to."""
-    longer, shorter = plan(400, warmup=20, ticks=100), plan(80, warmup=20, ticks=20)
+    longer, shorter = plan(400, warmup=20, calls=100), plan(80, warmup=20, calls=20)
     assert judge_schedules({0: longer, 1: shorter}) is None
-    assert judge_schedules({0: longer, 1: plan(80, warmup=20, ticks=40)}) is not None
+    assert judge_schedules({0: longer, 1: plan(80, warmup=20, calls=40)}) is not None
 
 
 @pytest.mark.parametrize("other", [(), plan(48) * 2])
@@ -101,22 +101,22 @@ def test_unknown_schedules_prove_nothing(other: Any) -> None:
 
 def test_milestones_are_alike_until_the_last_of_them() -> None:
     first, second = milestones([6, 9], 0.1), milestones([6, 12], 0.1)
-    for ticks, said in ((9, False), (12, True)):
-        assert (judge_schedules({0: made(first, ticks=ticks), 1: made(second, ticks=ticks)}) is not None) is said
+    for calls, said in ((9, False), (12, True)):
+        assert (judge_schedules({0: made(first, calls=calls), 1: made(second, calls=calls)}) is not None) is said
 
 
 def test_schedules_that_have_ended_are_alike() -> None:
     """A run that goes on after the warm-ups of both ranks trains with one rate."""
-    ranks = {rank: made(warmup(length), ticks=50, begin=20) for rank, length in enumerate((10, 12))}
+    ranks = {rank: made(warmup(length), calls=50, begin=20) for rank, length in enumerate((10, 12))}
     assert judge_schedules(ranks) is None
-    ranks = {rank: made(warmup(length), ticks=50, begin=5) for rank, length in enumerate((10, 12))}
+    ranks = {rank: made(warmup(length), calls=50, begin=5) for rank, length in enumerate((10, 12))}
     assert judge_schedules(ranks) is not None
 
 
 def test_a_resumed_schedule_is_compared_from_where_it_stands() -> None:
-    resumed = plan(begin=20, ticks=10)
+    resumed = plan(begin=20, calls=10)
     assert judge_schedules({0: resumed, 1: resumed}) is None
-    found = judge_schedules({0: resumed, 1: plan(ticks=10)})
+    found = judge_schedules({0: resumed, 1: plan(calls=10)})
     assert found is not None
     assert found.sentence == "before the first batch, LambdaLR has made 20 steps on rank 0, 0 steps on rank 1."
 

@@ -49,7 +49,7 @@ def chained(optimizer, length):
 
 
 ZOO = {
-    # torch's class: made right, made wrong, ticks per step of each, what the warning says
+    # torch's class: made right, made wrong, calls per step of each, what the warning says
     "StepLR": (
         lambda o: lr_scheduler.StepLR(o, step_size=15 * PER_EPOCH),
         lambda o: lr_scheduler.StepLR(o, step_size=15),
@@ -213,9 +213,9 @@ def test_the_end_is_where_training_gets_it(make, optimizer):
     for _ in range(202):
         rates.append(optimizer.param_groups[0]["lr"])
         scheduler.step()
-    assert ending.tick == 200
-    assert rates[ending.tick] == pytest.approx(ending.rate) == pytest.approx(min(rates))
-    assert rates[ending.warmup_ticks] == pytest.approx(max(rates))
+    assert ending.at == 200
+    assert rates[ending.at] == pytest.approx(ending.rate) == pytest.approx(min(rates))
+    assert rates[ending.warmup] == pytest.approx(max(rates))
 
 
 @pytest.mark.parametrize(
@@ -288,12 +288,12 @@ def test_a_step_schedule_is_silent_unless_it_vanishes(gamma, size, optimizer):
             assert found is not None
 
 
-@pytest.mark.parametrize("ticks", [0.25, 1.5, "one", None], ids=repr)
-def test_a_count_that_is_none_ends_the_check(ticks, optimizer):
+@pytest.mark.parametrize("calls", [0.25, 1.5, "one", None], ids=repr)
+def test_a_count_that_is_none_ends_the_check(calls, optimizer):
     scheduler = linear(optimizer, 500)
     watch = watched(scheduler)
     assert watch.epoch_begins("train epoch 0", 0) is None
-    scheduler.last_epoch = ticks
+    scheduler.last_epoch = calls
     assert watch.plans(0) == []
     for step in range(1, 20):
         assert watch.stepped(step, step) is None
@@ -309,15 +309,15 @@ def test_an_attribute_that_is_no_length_is_silent(value, optimizer):
 
 
 @pytest.mark.parametrize(
-    ("ticks", "length"),
+    ("calls", "length"),
     [([0] * 20 + [1] * 30, 1980), ([0, 0, 0, 0, 1] * 10, 400), ([0] * 49 + [1], 40)],
     ids=["after a warm-up by hand", "every fifth step", "in the last step"],
 )
-def test_a_scheduler_that_begins_late_is_not_taken_for_another_pace(ticks, length, optimizer):
+def test_a_scheduler_that_begins_late_is_not_taken_for_another_pace(calls, length, optimizer):
     scheduler = linear(optimizer, length)
     watch = watched(scheduler)
     assert watch.epoch_begins("train epoch 0", 0) is None
-    assert stepped(watch, scheduler, ticks) is None
+    assert stepped(watch, scheduler, calls) is None
     assert watch.epoch_begins("train epoch 1", PER_EPOCH) is None
 
 
@@ -344,20 +344,20 @@ def watched(scheduler, run=RUN, **options):
     return ScheduleWatch([Schedule.of(scheduler, **options)], lambda _: run)
 
 
-def stepped(watch, scheduler, ticks_of_steps):
+def stepped(watch, scheduler, calls_of_steps):
     """Plays optimizer steps, each followed by some steps of the scheduler; returns the first warning and its step."""
-    for step, ticks in enumerate(ticks_of_steps, 1):
+    for step, calls in enumerate(calls_of_steps, 1):
         scheduler.optimizer.step()
         found = watch.stepped(step, step)
         if found is not None:
             return step, found.sentence
-        for _ in range(ticks):
+        for _ in range(calls):
             scheduler.step()
     return None
 
 
 @pytest.mark.parametrize(
-    ("ticks", "length", "reasons", "expected"),
+    ("calls", "length", "reasons", "expected"),
     [
         ([1] * 20, STEPS, {}, None),
         ([1] * 20, STEPS // 4, {}, "at step 500 of 2,000: PolynomialLR was made for 500 steps."),
@@ -368,10 +368,10 @@ def stepped(watch, scheduler, ticks_of_steps):
     ],
     ids=["right", "short", "per process", "right per process", "irregular", "not within the epoch"],
 )
-def test_how_often_a_scheduler_is_stepped_is_observed(ticks, length, reasons, expected, optimizer):
+def test_how_often_a_scheduler_is_stepped_is_observed(calls, length, reasons, expected, optimizer):
     """Eight steps show it; a loop that skips optimizer steps, as a GradScaler does, is not taken for another pace."""
     scheduler = linear(optimizer, length)
-    found = stepped(watched(scheduler, reasons=reasons), scheduler, ticks)
+    found = stepped(watched(scheduler, reasons=reasons), scheduler, calls)
     if expected is None:
         assert found is None
     else:

@@ -272,7 +272,10 @@ def test_a_deepspeed_warm_up_that_is_too_long_is_found(
 @pytest.mark.parametrize(
     ("total", "text"),
     [
-        (200, "2 times the 100 steps of the run: that counts the batches of a rank, and the schedule ticks once per"),
+        (
+            200,
+            "2 times the 100 steps of the run: that counts the batches of a rank, and the schedule is stepped once per",
+        ),
         (199, "so the run ends at 0.503 of the schedule; set scheduler.params.total_num_steps to 100"),
         (800, "8 times the 100 steps of the run: that counts the batches of all data ranks together"),
         (400, "4 times the 100 steps of the run: that counts the steps of all data ranks together"),

@@ -68,7 +68,7 @@ def test_a_real_command_is_read_and_has_no_fault(name: str, capsys: pytest.Captu
     assert (job.batch_size, job.steps) == (micro_batch, steps)
     assert job.schedule is not None
     ending = job.schedule.in_run(steps)
-    assert (ending.warmup_ticks, ending.tick) == ends, ending
+    assert (ending.warmup, ending.at) == ends, ending
     with pytest.raises(SystemExit) as ended:
         cli.main(["check", "--", command(name)])
     assert ended.value.code == 0
@@ -269,7 +269,7 @@ def test_a_schedule_of_composer_follows_the_steps_of_epochs(tmp_path: Path) -> N
     steps = RunPlan.of(dataclasses.replace(job, dataset_size=200), world_size=1).batches.total_steps
     assert steps == 100
     ending = job.schedule.in_run(100)
-    assert (ending.warmup_ticks, ending.tick) == (10, 100)
+    assert (ending.warmup, ending.at) == (10, 100)
 
 
 LAUNCHERS = {

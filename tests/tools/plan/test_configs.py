@@ -215,7 +215,7 @@ def test_composers_global_batch_is_shared_by_the_data_ranks(configs: ConfigDirec
     assert plan.batches.tokens_per_step == 256 * 2048
     assert (job.steps, job.drop_last) == (4800, True)
     assert job.schedule is not None
-    assert (job.schedule.warmup, job.schedule.in_run(4800).tick) == (100, 4800)
+    assert (job.schedule.warmup, job.schedule.in_run(4800).at) == (100, 4800)
 
 
 @pytest.mark.parametrize(

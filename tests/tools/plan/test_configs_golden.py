@@ -58,7 +58,7 @@ def warmup_and_horizon(job: Job) -> tuple[int, int]:
     assert job.schedule is not None
     assert job.steps is not None
     ending = job.schedule.in_run(job.steps)
-    return ending.warmup_ticks, ending.tick
+    return ending.warmup, ending.at
 
 
 def assert_mesh(row: Row, ranks: RankMap, names: tuple[str, ...]) -> None:
@@ -256,10 +256,10 @@ def test_every_row_of_megatrons_scheduler_is_reproduced() -> None:
                 continue
             assert job.schedule is not None
             ending, step, factor = job.schedule.in_run(int(row["steps"])), int(row["step"]), float(row["factor"])
-            if step == ending.warmup_ticks < ending.tick:
+            if step == ending.warmup < ending.at:
                 seen["warm-up"] += 1
                 assert math.isclose(factor, 1.0, abs_tol=1e-9), (row, unit)
-            elif step > ending.tick and job.schedule.own_horizon:
+            elif step > ending.at and job.schedule.own_horizon:
                 seen["end"] += 1
                 assert math.isclose(factor, ending.rate, abs_tol=1e-9), (row, unit)
     assert seen["refused"] == 4

@@ -111,7 +111,7 @@ def test_a_real_file_gives_the_numbers_of_its_run(real: Real) -> None:
         assert plan.total_steps == real.steps
     if real.steps is not None and real.warmup_steps is not None:
         assert job.schedule is not None
-        assert job.schedule.in_run(real.steps).warmup_ticks == real.warmup_steps
+        assert job.schedule.in_run(real.steps).warmup == real.warmup_steps
 
 
 @pytest.mark.parametrize("real", REAL, ids=NAMES)
@@ -232,7 +232,7 @@ def test_warmup_steps_overrule_warmup_ratio() -> None:
 def test_warmup_steps_below_one_are_a_fraction_of_the_run() -> None:
     job = trainer(max_steps=50, warmup_steps=0.05)
     assert job.schedule is not None
-    assert job.schedule.in_run(50).warmup_ticks == 3
+    assert job.schedule.in_run(50).warmup == 3
 
 
 def test_a_fraction_of_a_warmup_is_quoted_as_it_is_written() -> None:
@@ -289,7 +289,7 @@ def test_llama_factory_gives_a_third_to_the_stable_part() -> None:
     arguments = {"lr_scheduler_type": "warmup_stable_decay", "max_steps": 1000, "warmup_steps": 100}
     job = llamafactory.read({"finetuning_type": "full", **arguments})
     assert job.schedule is not None
-    assert (job.schedule.phases_in(1000), job.schedule.in_run(1000).tick) == ((300, 600), 1000)
+    assert (job.schedule.phases_in(1000), job.schedule.in_run(1000).at) == ((300, 600), 1000)
     assert faults_of(job) == []
     job = llamafactory.read({**arguments, "lr_scheduler_kwargs": {"num_decay_steps": 100}})
     (fault,) = faults_of(job)
@@ -399,7 +399,7 @@ def test_a_schedule_of_a_run_of_unknown_length_is_planned_for_the_run() -> None:
     schedule = trainer(warmup_ratio=0.1).schedule
     assert schedule is not None
     assert not schedule.own_horizon
-    assert schedule.in_run(500).tick == 500
+    assert schedule.in_run(500).at == 500
 
 
 def test_a_warmup_that_is_a_fraction_is_explained_in_steps(capsys: pytest.CaptureFixture[str]) -> None:

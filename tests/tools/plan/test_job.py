@@ -152,13 +152,13 @@ def test_a_number_outside_its_domain_is_refused(numbers: dict[str, object], mess
 
 def test_a_horizon_that_is_a_fraction_has_at_least_one_step() -> None:
     schedule = ConfiguredSchedule(horizon_part=0.4)
-    assert [schedule.in_run(steps).tick for steps in (1, 100)] == [1, 40]
+    assert [schedule.in_run(steps).at for steps in (1, 100)] == [1, 40]
 
 
 def test_units_before_the_full_batch_take_more_steps() -> None:
     schedule = ConfiguredSchedule(warmup=100, horizon=1600, per_step=64, growth=((16, 10), (32, 5)))
     ending = schedule.in_run(50)
-    assert (ending.warmup_ticks, ending.tick) == (7, 10 + 5 + 20)
+    assert (ending.warmup, ending.at) == (7, 10 + 5 + 20)
 
 
 def test_a_refilled_dim_takes_the_ranks_left_over() -> None:

@@ -39,7 +39,7 @@ class ConfiguredSchedule:
 
     Example:
         >>> ending = ConfiguredSchedule(warmup=10).in_run(100)
-        >>> ending.tick, ending.warmup_ticks
+        >>> ending.at, ending.warmup
         (100, 10)
     """
 

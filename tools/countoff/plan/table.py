@@ -155,7 +155,7 @@ def print_origins(plan: RunPlan, console: Console) -> None:
     steps, of_schedule = plan.batches.total_steps, dict[str, object]()
     if job.schedule is not None and steps:
         ending, lowest = job.schedule.in_run(steps), job.schedule.lowest
-        of_schedule = {"warmup_steps": ending.warmup_ticks, "horizon_steps": ending.tick, "min_factor": lowest}
+        of_schedule = {"warmup_steps": ending.warmup, "horizon_steps": ending.at, "min_factor": lowest}
     for name, origin in job.origins.items():
         value = sizes.get(name, getattr(job, name, None))
         value = of_schedule.get(name) if value is None else value

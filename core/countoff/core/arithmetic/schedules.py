@@ -1,6 +1,6 @@
 """Where a learning-rate schedule ends and where its warm-up does, from what it declares: its class, and its numbers.
 
-A schedule counts *ticks*: calls of ``scheduler.step()``. No rate is computed step by step, and no scheduler is called.
+A schedule counts *calls*, those of ``scheduler.step()``. No rate is computed step by step, and no scheduler is called.
 A schedule whose end does not follow from its numbers has none here. Needs no torch.
 """
 
@@ -26,30 +26,30 @@ class Ending:
     Attributes:
         kind: ``zero``: the rate reaches 0; ``vanished``: it falls below a millionth of its highest value;
             ``minimum``: it reaches its lowest value, above 0; ``error``: there is no rate any more; ``full``: its
-            warm-up is over, and it does not fall at a known tick.
-        tick: The first tick at which that is so; of an error, the last tick with a rate. Where the warm-up is longer,
-            the tick for which the schedule was made.
+            warm-up is over, and it does not fall at a known call.
+        at: The first call at which that is so; of an error, the last call with a rate. Where the warm-up is longer,
+            the call for which the schedule was made.
         rate: The rate there.
         peak: The highest rate until there.
-        warmup_ticks: Ticks until the highest rate; 0 if the schedule begins with it.
-        falls_after: The last tick that has the highest rate for sure.
+        warmup: Calls until the highest rate; 0 if the schedule begins with it.
+        falls_after: The last call that has the highest rate for sure.
         rises: Whether the rate rises again afterwards.
         stepwise: Whether it has few values, as a schedule of milestones has.
     """
 
     kind: _Kind
-    tick: int
+    at: int
     rate: float = 0.0
     peak: float = 1.0
-    warmup_ticks: int = 0
+    warmup: int = 0
     falls_after: int = 0
     rises: bool = False
     stepwise: bool = False
 
     @property
     def reached(self) -> int:
-        """The first tick at which the schedule has ended: frameworks finish a warm-up that is longer."""
-        return max(self.tick, self.warmup_ticks)
+        """The first call at which the schedule has ended: frameworks finish a warm-up that is longer."""
+        return max(self.at, self.warmup)
 
     def times(self, rate: float) -> Ending:
         """Returns the ending of the same schedule with its rates multiplied by one."""
@@ -60,13 +60,13 @@ def warmup(length: float) -> Ending:
     """Returns the ending of a schedule that rises, and then stays or falls for ever.
 
     Args:
-        length: Ticks until the highest rate.
+        length: Calls until the highest rate.
 
     Raises:
         ValueError: If the length is no number above 0.
     """
-    ticks = _count(length)
-    return Ending("full", ticks, 1.0, warmup_ticks=ticks, falls_after=ticks)
+    calls = _count(length)
+    return Ending("full", calls, 1.0, warmup=calls, falls_after=calls)
 
 
 def decay(
@@ -75,9 +75,9 @@ def decay(
     """Returns the ending of a schedule that falls to its lowest rate.
 
     Args:
-        length: Ticks until the lowest rate, those of the warm-up included.
-        warmup: Ticks of its warm-up, at least 0. One that is as long as the schedule leaves nothing for the decay.
-        flat: Ticks after the warm-up with the highest rate, at least 0.
+        length: Calls until the lowest rate, those of the warm-up included.
+        warmup: Calls of its warm-up, at least 0. One that is as long as the schedule leaves nothing for the decay.
+        flat: Calls after the warm-up with the highest rate, at least 0.
         lowest: The lowest rate.
         peak: The highest rate.
         rises: Whether the rate rises again after it, as torch's cosine does.
@@ -87,7 +87,7 @@ def decay(
 
     Example:
         >>> decay(300, warmup=20)
-        Ending(kind='zero', tick=300, rate=0.0, peak=1.0, warmup_ticks=20, falls_after=20, rises=False, stepwise=False)
+        Ending(kind='zero', at=300, rate=0.0, peak=1.0, warmup=20, falls_after=20, rises=False, stepwise=False)
     """
     first, rest = _count(warmup, minimum=0), _count(flat, minimum=0)
     if not 0 <= lowest < peak:
@@ -96,33 +96,33 @@ def decay(
 
 
 def one_cycle(length: float, *, warmup: float) -> Ending:
-    """Returns the ending of a schedule that raises an error after its last tick.
+    """Returns the ending of a schedule that raises an error after its last call.
 
     Args:
-        length: Ticks that have a rate.
-        warmup: Ticks until the highest rate, at least 0.
+        length: Calls that have a rate.
+        warmup: Calls until the highest rate, at least 0.
 
     Raises:
         ValueError: If a length is no number of its domain.
     """
     first = _count(warmup, minimum=0)
-    return Ending("error", _count(length), warmup_ticks=first, falls_after=first)
+    return Ending("error", _count(length), warmup=first, falls_after=first)
 
 
-def milestones(ticks: Sequence[float], factor: float) -> Ending:
-    """Returns the ending of a schedule that is multiplied by a factor at each of some ticks.
+def milestones(calls: Sequence[float], factor: float) -> Ending:
+    """Returns the ending of a schedule that is multiplied by a factor at each of some calls.
 
     Args:
-        ticks: The ticks, at least one.
+        calls: The calls, at least one.
         factor: The factor, above 0 and below 1.
 
     Raises:
         ValueError: If a number is outside its domain.
     """
-    last = _count(max(ticks, default=0))
+    last = _count(max(calls, default=0))
     if not 0 < factor < 1:
         raise ValueError(f"a rate does not fall by a factor of {factor}")
-    return Ending("minimum", last, factor ** len(ticks), falls_after=last, stepwise=True)
+    return Ending("minimum", last, factor ** len(calls), falls_after=last, stepwise=True)
 
 
 def vanishing(factor: float, every: float = 1) -> Ending:
@@ -130,13 +130,13 @@ def vanishing(factor: float, every: float = 1) -> Ending:
 
     Args:
         factor: The factor, above 0 and below 1.
-        every: Ticks after each of which it is.
+        every: Calls after each of which it is.
 
     Raises:
         ValueError: If a number is outside its domain.
 
     Example:
-        >>> vanishing(0.5).tick
+        >>> vanishing(0.5).at
         20
     """
     if not 0 < factor < 1:
@@ -152,19 +152,19 @@ def one_after_another(parts: Sequence[Ending | None], begins: Sequence[int]) -> 
 
     Args:
         parts: The ending of each schedule; None where it is not known.
-        begins: The ticks at which each but the first one begins.
+        begins: The calls at which each but the first one begins.
 
     Example:
         >>> ending = one_after_another([warmup(20), decay(280)], [20])
-        >>> ending.tick, ending.warmup_ticks
+        >>> ending.at, ending.warmup
         (300, 20)
     """
     last, begin = parts[-1], begins[-1] if begins else 0
     if last is None or last.kind == "full" or len(begins) != len(parts) - 1:
         return None
     rising = all(part is not None and part.kind == "full" for part in parts[:-1])
-    first = begin + last.warmup_ticks if rising else 0
-    return replace(last, tick=begin + last.tick, warmup_ticks=first, falls_after=begin + last.falls_after)
+    first = begin + last.warmup if rising else 0
+    return replace(last, at=begin + last.at, warmup=first, falls_after=begin + last.falls_after)
 
 
 def chained(parts: Sequence[Ending | None]) -> Ending | None:
@@ -174,14 +174,14 @@ def chained(parts: Sequence[Ending | None]) -> Ending | None:
         parts: The ending of each schedule; None where it is not known.
 
     Example:
-        >>> chained([warmup(20), decay(300)]).warmup_ticks
+        >>> chained([warmup(20), decay(300)]).warmup
         20
     """
     falling = [part for part in parts if part is None or part.kind != "full"]
     if len(falling) != 1 or falling[0] is None:
         return None
-    first = max([part.warmup_ticks for part in parts if part is not None])
-    return replace(falling[0], warmup_ticks=min(first, falling[0].tick), falls_after=falling[0].falls_after)
+    first = max([part.warmup for part in parts if part is not None])
+    return replace(falling[0], warmup=min(first, falling[0].at), falls_after=falling[0].falls_after)
 
 
 def _number(value: float) -> float:
@@ -196,7 +196,7 @@ def _number(value: float) -> float:
 
 
 def _count(value: float, minimum: int = 1) -> int:
-    """A number of ticks; a part of one is a whole one.
+    """A number of calls; a part of one is a whole one.
 
     Raises:
         ValueError: If it is below the minimum, or no number.

@@ -1,6 +1,6 @@
 """Does a learning-rate schedule end where the run does? `WrongHorizon`, with what it was probably made for.
 
-A schedule counts *ticks*: calls of ``scheduler.step()``. There may be several per optimizer step, as where a framework
+A schedule counts *calls*, those of ``scheduler.step()``. There may be several per optimizer step, as where a framework
 makes one per process, or one per epoch. Needs no torch.
 """
 
@@ -106,17 +106,17 @@ class Stepping:
 
 @dataclass(frozen=True)
 class Horizon:
-    """Where a schedule ends, and how often it ticks.
+    """Where a schedule ends, and how often it is stepped.
 
     Attributes:
         name: The scheduler's class, for the message.
-        ending: Where it ends, in ticks.
-        pace: Ticks per optimizer step, above 0; less than 1 where there is one per epoch, say.
-        paced_by: Why it ticks this often, in a few words for the message: ``once per process``.
-        before: Optimizer steps and ticks until now; a resumed run has some.
+        ending: Where it ends, in calls.
+        pace: Calls per optimizer step, above 0; less than 1 where there is one per epoch, say.
+        paced_by: Why it is stepped this often, in a few words for the message: ``once per process``.
+        before: Optimizer steps and calls until now; a resumed run has some.
 
     Example:
-        >>> ending = Ending("zero", tick=300, rate=0.0, peak=0.1, warmup_ticks=20)
+        >>> ending = Ending("zero", at=300, rate=0.0, peak=0.1, warmup=20)
         >>> horizon = Horizon("LambdaLR", ending, pace=Fraction(4))
         >>> horizon.end_step, horizon.warmup_end_step
         (75, 5)
@@ -136,52 +136,52 @@ class Horizon:
     @property
     def warmup_end_step(self) -> int:
         """The optimizer step after which the warm-up has ended."""
-        return self._step_of(self.ending.warmup_ticks)
+        return self._step_of(self.ending.warmup)
 
-    def _step_of(self, tick: int) -> int:
-        steps, ticks = self.before
-        return max(0, steps + math.ceil((tick - ticks) / self.pace))
+    def _step_of(self, call: int) -> int:
+        steps, calls = self.before
+        return max(0, steps + math.ceil((call - calls) / self.pace))
 
 
-def _usual_epochs(ticks: int, run: RunLength, pace: Fraction) -> int | None:
-    """The epochs for which a schedule of so many ticks is right, as loops and examples compute it; None if for none.
+def _usual_epochs(calls: int, run: RunLength, pace: Fraction) -> int | None:
+    """The epochs for which a schedule of so many calls is right, as loops and examples compute it; None if for none.
 
-    It is computed from a number of batches: one tick for each of them, or one for each optimizer step, rounded in each
+    It is computed from a number of batches: one call for each of them, or one for each optimizer step, rounded in each
     epoch or once.
     """
     per_batch = run.gradient_accumulation_steps == pace != run.processes
     accumulation, found = 1 if per_batch else run.gradient_accumulation_steps, list[int]()
     for batches in run.epoch_batches:
         for per_epoch in {batches, batches // accumulation, math.ceil(batches / accumulation)} - {0}:
-            found += [ticks // per_epoch] if ticks % per_epoch == 0 else []
-        for most in (ticks * accumulation // batches, ((ticks + 1) * accumulation - 1) // batches):
+            found += [calls // per_epoch] if calls % per_epoch == 0 else []
+        for most in (calls * accumulation // batches, ((calls + 1) * accumulation - 1) // batches):
             rounded = (most * batches // accumulation, math.ceil(most * batches / accumulation))
-            found += [most] if most and ticks in rounded else []
+            found += [most] if most and calls in rounded else []
     return max(found, default=None)
 
 
-def run_out(horizon: Horizon, run: RunLength, *, ticks: int, span: str, why: str = "") -> Verdict | None:
+def run_out(horizon: Horizon, run: RunLength, *, calls: int, span: str, why: str = "") -> Verdict | None:
     """Returns a `WrongHorizon` warning if the learning rate is 0 although another epoch begins.
 
     Args:
         horizon: The schedule.
         run: What is known of the run.
-        ticks: Ticks of the schedule until now, at least 0.
+        calls: Calls of the schedule until now, at least 0.
         span: The name of the epoch that begins.
-        why: Why the schedule ticks this often, as a sentence.
+        why: Why the schedule is stepped this often, as a sentence.
 
     Example:
-        >>> horizon = Horizon("LinearLR", Ending("zero", tick=30, rate=0.0, peak=0.1), Fraction(2))
-        >>> run_out(horizon, RunLength(), ticks=30, span="train epoch 1").sentence.partition(": ")[0]
+        >>> horizon = Horizon("LinearLR", Ending("zero", at=30, rate=0.0, peak=0.1), Fraction(2))
+        >>> run_out(horizon, RunLength(), calls=30, span="train epoch 1").sentence.partition(": ")[0]
         'train epoch 1 begins with a learning rate of 0, which it has had since step 15'
-        >>> run_out(horizon, RunLength(), ticks=20, span="train epoch 1") is None
+        >>> run_out(horizon, RunLength(), calls=20, span="train epoch 1") is None
         True
     """
     ending = horizon.ending
-    if ending.kind not in ("zero", "vanished") or ending.rises or ticks < ending.reached:
+    if ending.kind not in ("zero", "vanished") or ending.rises or calls < ending.reached:
         return None
-    usual = _usual_epochs(ending.tick, run, horizon.pace)
-    if usual is not None and ticks < usual * (run.steps_per_epoch or 0) * horizon.pace:
+    usual = _usual_epochs(ending.at, run, horizon.pace)
+    if usual is not None and calls < usual * (run.steps_per_epoch or 0) * horizon.pace:
         return None  # each epoch has its own rounding: these are the last steps for which it was made
     value = "a learning rate of 0" if ending.kind == "zero" else "less than a millionth of the highest learning rate"
     place = f"{span} begins with {value}, which it has had since step {horizon.end_step:,}"
@@ -201,14 +201,14 @@ def wrong_horizon(
     Args:
         horizon: The schedule.
         run: How long the run is, with its number of steps.
-        why: Why the schedule ticks this often, as a sentence.
-        stepping: How the framework's user lets it tick.
+        why: Why the schedule is stepped this often, as a sentence.
+        stepping: How the framework's user has it stepped.
 
     Raises:
         ValueError: If the run's number of steps is not known.
 
     Example:
-        >>> ending = Ending("zero", tick=5000, rate=0.0, peak=0.1)
+        >>> ending = Ending("zero", at=5000, rate=0.0, peak=0.1)
         >>> horizon = Horizon("LambdaLR", ending, Fraction(4), "once per process")
         >>> verdict = wrong_horizon(horizon, RunLength(5000))
         >>> verdict.sentence.partition(": ")[0]
@@ -255,8 +255,8 @@ def _is_kept(ending: Ending) -> bool:
 def _cycles(horizon: Horizon, run: RunLength) -> bool:
     """Whether the rate falls and rises several times within the run."""
     ending = horizon.ending
-    ticks = _ticks_of(run, horizon.pace, horizon.before)
-    return ending.rises and ticks > ending.tick + _PERIODS * (ending.tick - ending.warmup_ticks)
+    calls = _calls_of(run, horizon.pace, horizon.before)
+    return ending.rises and calls > ending.at + _PERIODS * (ending.at - ending.warmup)
 
 
 def _early(horizon: Horizon, total: int) -> str:
@@ -284,13 +284,13 @@ def _made_for(horizon: Horizon, run: RunLength, by_warmup: bool = False) -> str:
     if ending.kind == "vanished":  # a rate that falls for ever is made for no number of steps
         return f"{horizon.name} {stepped}"
     if by_warmup:
-        text = f"that of {horizon.name} takes {_calls(ending.warmup_ticks, pace)}"
+        text = f"that of {horizon.name} takes {_calls(ending.warmup, pace)}"
     else:
-        text = f"{horizon.name} was made for {_calls(horizon.ending.tick, pace)}"
+        text = f"{horizon.name} was made for {_calls(horizon.ending.at, pace)}"
     if pace != 1:
         text += f", and {stepped}"
-    if pace > 1 and ending.warmup_ticks and not by_warmup:
-        text += f"; its warm-up of {_steps(ending.warmup_ticks)} ends at step {horizon.warmup_end_step:,}"
+    if pace > 1 and ending.warmup and not by_warmup:
+        text += f"; its warm-up of {_steps(ending.warmup)} ends at step {horizon.warmup_end_step:,}"
     return text
 
 
@@ -309,9 +309,9 @@ def _pace(pace: Fraction, run: RunLength) -> str:
 
 
 def _remedy(horizon: Horizon, run: RunLength, total: int, stepping: Stepping, by_warmup: bool) -> str:
-    """The number of ticks for which the schedule must be made, and those of its warm-up."""
-    name, pace, ticks = horizon.name, horizon.pace, _ticks_of(run, horizon.pace, horizon.before)
-    made_for, warmup = horizon.ending.tick, horizon.ending.warmup_ticks
+    """The number of calls for which the schedule must be made, and those of its warm-up."""
+    name, pace, calls = horizon.name, horizon.pace, _calls_of(run, horizon.pace, horizon.before)
+    made_for, warmup = horizon.ending.at, horizon.ending.warmup
     if horizon.ending.kind == "vanished" and (pace < 1 or stepping.per_epoch is None):
         return f"let the rate of {name} fall more slowly."
     if horizon.ending.kind == "vanished" and stepping.per_epoch is not None:
@@ -322,14 +322,14 @@ def _remedy(horizon: Horizon, run: RunLength, total: int, stepping: Stepping, by
             "make a new schedule for the steps that are left."
         )
     if by_warmup:
-        return f"make the warm-up of {name} shorter than the {_steps(ticks)} of the run."
+        return f"make the warm-up of {name} shorter than the {_steps(calls)} of the run."
     if pace < 1 and stepping.per_step is not None and _counts(made_for, total, run):
-        return f"{stepping.per_step.format(name)}.\nmake it for {_calls(ticks, pace)}."
+        return f"{stepping.per_step.format(name)}.\nmake it for {_calls(calls, pace)}."
     if pace >= 1 and stepping.per_epoch is not None and run.epochs and _counts(made_for, run.epochs, run):
-        return f"{stepping.per_epoch.format(name)}.\nmake it for {_calls(ticks, pace)}."
+        return f"{stepping.per_epoch.format(name)}.\nmake it for {_calls(calls, pace)}."
     if pace <= 1:
-        return f"make {name} for {_calls(ticks, pace)}."
-    remedy = f"make {name} for {_steps(ticks)}: {total:,} optimizer steps × {pace}."
+        return f"make {name} for {_calls(calls, pace)}."
+    remedy = f"make {name} for {_steps(calls)}: {total:,} optimizer steps × {pace}."
     if warmup:
         remedy += (
             f" A warm-up that is to last {_steps(warmup)} of the optimizer needs {_steps(math.ceil(warmup * pace))}."
@@ -353,30 +353,30 @@ class _Cause:
 
 def _causes(horizon: Horizon, run: RunLength, total: int) -> Iterator[_Cause]:
     """Yields the numbers of the run that are as large as the schedule."""
-    made_for, pace = horizon.ending.tick, horizon.pace
+    made_for, pace = horizon.ending.at, horizon.pace
     if horizon.ending.kind == "vanished" or _cuts_warmup(horizon.ending):
         return
-    ticks = _ticks_of(run, pace, horizon.before)
+    calls = _calls_of(run, pace, horizon.before)
     if _is_displaced(horizon, run, total):
         steps, done = horizon.before
         yield _Cause(f"The schedule has made {_steps(done)} after {steps:,} optimizer steps of the run.")
     for number, what, certainty in _numbers_of(run, total):
         for factor in (1,) if pace <= 1 else (1, pace):
             count = math.ceil(number * factor)
-            if _near(made_for, count, run) and not _near(count, ticks, run):
+            if _near(made_for, count, run) and not _near(count, calls, run):
                 times = "" if factor == 1 else f" × {pace}"
                 # A plan and a schedule may round in other places.
                 about = "" if made_for == count else f" {made_for:,} is about as many."
                 yield _Cause(f"{number:,}{times} is the number of {what}.{about}", certainty)
     for number, what, wrong in ((run.epochs, "epochs", pace >= 1), (total, "optimizer steps", pace < 1)):
-        if number and wrong and _counts(made_for, number, run) and max(number, ticks) >= 10 * min(number, ticks):
+        if number and wrong and _counts(made_for, number, run) and max(number, calls) >= 10 * min(number, calls):
             yield _Cause(f"The run has {number:,} {what}: the schedule seems to count these.", "certain")
 
 
 def _is_displaced(horizon: Horizon, run: RunLength, total: int) -> bool:
     """Whether the schedule is not where the run is, as after a resume that has not restored it, or did so twice."""
-    steps, ticks = horizon.before
-    return steps > 0 and abs(ticks - steps * horizon.pace) > max(run.slack, _EARLY * total) * max(1, horizon.pace)
+    steps, calls = horizon.before
+    return steps > 0 and abs(calls - steps * horizon.pace) > max(run.slack, _EARLY * total) * max(1, horizon.pace)
 
 
 def _numbers_of(run: RunLength, steps: int) -> Iterator[tuple[int, str, _Certainty]]:
@@ -400,10 +400,10 @@ def _numbers_of(run: RunLength, steps: int) -> Iterator[tuple[int, str, _Certain
             yield run.steps_per_epoch * accumulation, "batches of one epoch", "likely"
 
 
-def _ticks_of(run: RunLength, pace: Fraction, before: tuple[int, int]) -> int:
-    """Ticks of the whole run, or of one epoch where its length is not known."""
-    steps, ticks = before
-    return max(1, ticks + math.floor(((run.steps or run.steps_per_epoch or 1) - steps) * pace))
+def _calls_of(run: RunLength, pace: Fraction, before: tuple[int, int]) -> int:
+    """Calls of the whole run, or of one epoch where its length is not known."""
+    steps, calls = before
+    return max(1, calls + math.floor(((run.steps or run.steps_per_epoch or 1) - steps) * pace))
 
 
 def _near(value: int, number: int, run: RunLength) -> bool:
@@ -414,7 +414,7 @@ def _near(value: int, number: int, run: RunLength) -> bool:
 
 def _cuts_warmup(ending: Ending) -> bool:
     """Whether the rate falls to 0 where the warm-up would be over, because the schedule was made for fewer steps."""
-    return ending.kind == "zero" and ending.tick <= ending.warmup_ticks
+    return ending.kind == "zero" and ending.at <= ending.warmup
 
 
 def _counts(made_for: int, number: int, run: RunLength) -> bool:
@@ -423,7 +423,7 @@ def _counts(made_for: int, number: int, run: RunLength) -> bool:
 
 
 def _calls(number: int, pace: Fraction) -> str:
-    """Ticks in words: a schedule that ticks more slowly than the optimizer is not made for steps of it."""
+    """Calls in words: a schedule that is stepped more slowly than the optimizer is not made for steps of it."""
     return _steps(number) if pace >= 1 else f"{number:,} {'call' if number == 1 else 'calls'} of its step()"
 
 

@@ -214,8 +214,8 @@ def judge_schedules(records: Mapping[int, Sequence[Mapping[str, Any]]]) -> Verdi
         records: What each rank has reported, by rank.
 
     >>> from countoff.core.arithmetic.schedules import Ending
-    >>> first = SchedulePlan.of("LinearLR", Ending("zero", 8), begin=0, ticks=8)
-    >>> other = SchedulePlan.of("LinearLR", Ending("zero", 9), begin=0, ticks=9)
+    >>> first = SchedulePlan.of("LinearLR", Ending("zero", 8), begin=0, calls=8)
+    >>> other = SchedulePlan.of("LinearLR", Ending("zero", 9), begin=0, calls=9)
     >>> judge_schedules({0: [first.to_json()], 1: [other.to_json()]}).sentence
     'before the first batch, LinearLR is made for 8 steps on rank 0, 9 steps on rank 1.'
     """

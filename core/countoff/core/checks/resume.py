@@ -11,7 +11,7 @@ A warning follows from one of these proofs only, and nothing else:
 - an optimizer step was applied to batches that the record has as trained on, shown by their fingerprints;
 - the loader's sampler issues other rows at the place of the checkpoint, or until there, than it did before, of the same
   dataset;
-- the learning-rate schedule stands at another tick, or begins again with the rates of the run's first steps.
+- the learning-rate schedule stands at another step, or begins again with the rates of the run's first steps.
 
 Ranks resume alike, or the roll call has named the difference before. So only rank 0 compares with its record.
 """
@@ -121,14 +121,14 @@ class ScheduleState(NamedTuple):
     Attributes:
         rates: Learning rates in force, by parameter group.
         base_rates: The rates from which the schedules compute these; empty where that is not known.
-        ticks: How often each scheduler has been stepped; empty where schedulers are not known.
-        ticks_per_step: How often a scheduler is stepped at each optimizer step, at most.
+        calls: How often each scheduler has been stepped; empty where schedulers are not known.
+        calls_per_step: How often a scheduler is stepped at each optimizer step, at most.
     """
 
     rates: Sequence[float] = ()
     base_rates: Sequence[float] = ()
-    ticks: Sequence[int] = ()
-    ticks_per_step: int = 1
+    calls: Sequence[int] = ()
+    calls_per_step: int = 1
 
 
 class Restored(NamedTuple):
@@ -235,7 +235,11 @@ class ResumeRecord:
         return {
             **asdict(self),
             "version": formats.RESUME_RECORD,
-            "schedule": {name: list(getattr(self.schedule, name)) for name in ("rates", "base_rates", "ticks")},
+            "schedule": {
+                "rates": list(self.schedule.rates),
+                "base_rates": list(self.schedule.base_rates),
+                "ticks": list(self.schedule.calls),
+            },
             "start_rates": [list(rates) for rates in self.start_rates],
             "prints": list(self.prints),
             "order": None if self.order is None else list(self.order),
@@ -271,7 +275,7 @@ class ResumeRecord:
             schedule=ScheduleState(
                 _rates(schedule["rates"]),
                 _rates(schedule["base_rates"]),
-                tuple(parse_count(ticks) for ticks in schedule["ticks"]),
+                tuple(parse_count(calls) for calls in schedule["ticks"]),
             ),
             start_rates=tuple(_rates(rates) for rates in found["start_rates"]),
             prints=tuple(str(digest) for digest in found["prints"]),
@@ -572,8 +576,8 @@ class Resumes(Check):
     def _now(self) -> ScheduleState:
         now = self._schedule()
         rates, base = (tuple(float(rate) for rate in each[:_MOST_GROUPS]) for each in now[:2])
-        ticks = tuple(int(ticks) for ticks in now.ticks[:_MOST_GROUPS])
-        return ScheduleState(rates, base, ticks, now.ticks_per_step)
+        calls = tuple(int(calls) for calls in now.calls[:_MOST_GROUPS])
+        return ScheduleState(rates, base, calls, now.calls_per_step)
 
 
 def judge_steps(record: ResumeRecord, restored: Restored) -> Verdict | None:
@@ -735,14 +739,14 @@ def judge_rates(record: ResumeRecord, after: Sequence[ScheduleState]) -> Verdict
     if then.base_rates and first.base_rates and not _close(then.base_rates, first.base_rates):
         return _changed(then.rates, first.rates) if changed else None
     constant = all(_close(rates, then.rates) for rates in (first.rates, second.rates, *record.start_rates))
-    if then.ticks and len(then.ticks) == len(first.ticks):
-        slack = first.ticks_per_step  # a checkpoint may be written between an optimizer step and the schedule's
-        ticks = next(
-            ((was, now) for was, now in zip(then.ticks, first.ticks, strict=True) if abs(now - was) > slack), None
+    if then.calls and len(then.calls) == len(first.calls):
+        slack = first.calls_per_step  # a checkpoint may be written between an optimizer step and the schedule's
+        calls = next(
+            ((was, now) for was, now in zip(then.calls, first.calls, strict=True) if abs(now - was) > slack), None
         )
-        if ticks is not None:
-            return None if constant else _other_tick(*ticks, then.rates, second.rates)
-        return _changed(then.rates, first.rates) if changed and then.ticks == first.ticks else None
+        if calls is not None:
+            return None if constant else _other_place(*calls, then.rates, second.rates)
+        return _changed(then.rates, first.rates) if changed and then.calls == first.calls else None
     # A schedule that comes back to its first rate by itself may go on from there as the run began.
     starts = () if record.start_rates and _close(record.start_rates[0], then.rates, 0.01) else record.start_rates
     for number, (rates, start) in enumerate(zip((first.rates, second.rates), starts, strict=False), 1):
@@ -771,11 +775,12 @@ def _changed(then: Sequence[float], now: Sequence[float]) -> Verdict:
     return _mismatch(sentence, CHANGED)
 
 
-def _other_tick(was: int, now: int, then: Sequence[float], rates: Sequence[float]) -> Verdict:
+def _other_place(was: int, now: int, then: Sequence[float], rates: Sequence[float]) -> Verdict:
     before, rate = _first_difference(then, rates)
     sentence = (
-        f"the learning-rate schedule stands at tick {now} in the first step after the resume, and the checkpoint was "
-        f"written at tick {was}: the learning rate was {before}, and is {rate} in the second step."
+        f"the learning-rate schedule has counted {count_of(now, 'step')} in the first step after the resume, and had "
+        f"counted {was} when the checkpoint was written: the learning rate was {before}, and is {rate} in the second "
+        "step."
     )
     twice = "The scheduler was restored, and stepped again for what was trained before, or is stepped twice."
     return _mismatch(sentence, RATE, twice if now > was else None)

@@ -29,9 +29,9 @@ class SchedulePlan:
         made_for: Calls of its `step` for which it was made, at least 1.
         warmup: Those of its warm-up.
         peak: Its highest learning rate.
-        falls_after: The last tick that has this rate for sure.
-        begins: The tick at which the run begins, or goes on.
-        reaches: The last tick with whose learning rate the run is sure to train.
+        falls_after: The last call that has this rate for sure.
+        begins: The call at which the run begins, or goes on.
+        reaches: The last call with whose learning rate the run is sure to train.
     """
 
     name: str
@@ -43,23 +43,23 @@ class SchedulePlan:
     reaches: int
 
     @classmethod
-    def of(cls, name: str, ending: Ending, *, begin: int, ticks: int) -> SchedulePlan:
+    def of(cls, name: str, ending: Ending, *, begin: int, calls: int) -> SchedulePlan:
         """Returns the plan of a schedule.
 
         Args:
             name: The scheduler's class.
             ending: Where it ends.
-            begin: Ticks until now.
-            ticks: Ticks from now on with whose learning rates the run is sure to train, at least 1.
+            begin: Calls until now.
+            calls: Calls from now on with whose learning rates the run is sure to train, at least 1.
         """
         return cls(
             name=clip(name, 40),
-            made_for=ending.tick,
-            warmup=ending.warmup_ticks,
+            made_for=ending.at,
+            warmup=ending.warmup,
             peak=ending.peak,
             falls_after=ending.falls_after,
             begins=begin,
-            reaches=begin + ticks - 1,
+            reaches=begin + calls - 1,
         )
 
     def to_json(self) -> dict[str, Any]:

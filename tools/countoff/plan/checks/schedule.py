@@ -28,7 +28,7 @@ def check_schedule(job: Job, steps: int | None, plan: RunPlan | None = None) -> 
         return
     if steps is None:
         ending, fixed = schedule.in_run(1), schedule.horizon is not None and schedule.warmup_part is None
-        if fixed and not schedule.may_be_held and ending.warmup_ticks >= ending.tick:
+        if fixed and not schedule.may_be_held and ending.warmup >= ending.at:
             yield ConfigIssue("silent", "warm-up", _longer_than_schedule(job, ending))
         return
     ending = schedule.in_run(steps)
@@ -38,12 +38,12 @@ def check_schedule(job: Job, steps: int | None, plan: RunPlan | None = None) -> 
     else:
         yield from _check_horizon(job, schedule, ending, steps, plan)
     yield from _check_cut_decay(job, schedule, ending)
-    if schedule.phases is not None and ending.warmup_ticks < steps:
+    if schedule.phases is not None and ending.warmup < steps:
         yield from _check_phases(schedule, ending, steps)
 
 
 def _check_warmup(job: Job, schedule: ConfiguredSchedule, ending: Ending, steps: int) -> Iterator[ConfigIssue]:
-    warmup, horizon = ending.warmup_ticks, ending.tick
+    warmup, horizon = ending.warmup, ending.at
     if warmup < min(steps, horizon) or steps == 1:
         return
     if schedule.may_be_held and warmup >= horizon:
@@ -63,21 +63,21 @@ def _check_warmup(job: Job, schedule: ConfiguredSchedule, ending: Ending, steps:
 
 
 def _longer_than_schedule(job: Job, ending: Ending) -> str:
-    key, horizon = job.key("warmup_steps"), ending.tick
+    key, horizon = job.key("warmup_steps"), ending.at
     return (
-        f"{job.stated('warmup_steps', ending.warmup_ticks)} and {job.stated('horizon_steps', horizon)}: the learning "
+        f"{job.stated('warmup_steps', ending.warmup)} and {job.stated('horizon_steps', horizon)}: the learning "
         f"rate rises until the schedule ends, and no step is left for the decay; set {key} below "
         f"{job.written('horizon_steps', horizon)}"
     )
 
 
 def _as_long_as_run(job: Job, schedule: ConfiguredSchedule, ending: Ending, steps: int) -> str:
-    key, warmup, part = job.key("warmup_steps"), ending.warmup_ticks, schedule.warmup_part
+    key, warmup, part = job.key("warmup_steps"), ending.warmup, schedule.warmup_part
     stated = job.stated("warmup_steps", warmup) if part is None else f"{key} {part:g} gives {warmup:,} steps"
     lengths = f"{stated} and {_stated_length(job, steps)}"
     if schedule.cuts_warmup:
         return (
-            f"{lengths}: TorchTitan cuts the warm-up to {min(warmup, ending.tick):,} and the learning rate never "
+            f"{lengths}: TorchTitan cuts the warm-up to {min(warmup, ending.at):,} and the learning rate never "
             f"decays; set {key} well below {job.key('steps' if job.steps is not None else 'epochs')}"
         )
     highest = f", to {(steps - 1) / warmup:.4g} of the configured one," if schedule.linear_warmup else ""
@@ -92,14 +92,14 @@ def _check_held(
 
     It is a fault where that rate is 0, or where most of the run is spent there.
     """
-    if ending.warmup_ticks >= min(steps, ending.tick):
+    if ending.warmup >= min(steps, ending.at):
         return
     if job.batch_stages and schedule.lowest < 1 and job.origins["steps"].key == "--train-iters":
         yield from _check_stages(job, plan)
         return
     if not schedule.own_horizon:
         return
-    horizon, early = ending.tick, steps - ending.tick
+    horizon, early = ending.at, steps - ending.at
     lengths = f"{job.stated('horizon_steps', horizon)} and {job.stated('steps', steps)}"
     if early > _CLOSE * steps:
         rate = "0 and train nothing" if ending.kind == "zero" else f"{ending.rate:.4g} of the configured one"
@@ -137,7 +137,7 @@ def _check_stages(job: Job, plan: RunPlan | None) -> Iterator[ConfigIssue]:
 def _check_horizon(
     job: Job, schedule: ConfiguredSchedule, ending: Ending, steps: int, plan: RunPlan | None
 ) -> Iterator[ConfigIssue]:
-    horizon = ending.tick
+    horizon = ending.at
     if horizon == steps:
         return
     if horizon < steps:
@@ -147,7 +147,7 @@ def _check_horizon(
     if other_unit is not None:
         # TorchTitan's own total_steps exists so that a run can end before its schedule.
         yield ConfigIssue("note" if schedule.cuts_warmup else "silent", "horizon", other_unit)
-    elif ending.warmup_ticks < steps:
+    elif ending.warmup < steps:
         text = (
             f"{job.stated('horizon_steps', horizon)} and the run ends after {steps:,} steps: right if the run is meant "
             "to end early"
@@ -156,7 +156,7 @@ def _check_horizon(
 
 
 def _horizon_before_end(job: Job, schedule: ConfiguredSchedule, ending: Ending, steps: int) -> ConfigIssue:
-    horizon, early = ending.tick, steps - ending.tick
+    horizon, early = ending.at, steps - ending.at
     lengths = f"{job.stated('horizon_steps', horizon)} and {_stated_length(job, steps)}"
     remedy = f"set {job.key('horizon_steps')} to {steps:,} or leave it out"
     if schedule.phases is not None:
@@ -182,23 +182,23 @@ def _check_phases(schedule: ConfiguredSchedule, ending: Ending, steps: int) -> I
     stable, falling = schedule.phases_in(steps)
     if stable < 0:
         text = (
-            f"num_decay_steps is {falling:,} and the warm-up has {ending.warmup_ticks:,} of the {steps:,} steps of the "
+            f"num_decay_steps is {falling:,} and the warm-up has {ending.warmup:,} of the {steps:,} steps of the "
             f"run: the decay is {-stable:,} steps too long, and begins below the full learning rate; set "
-            f"num_decay_steps to at most {steps - ending.warmup_ticks:,}"
+            f"num_decay_steps to at most {steps - ending.warmup:,}"
         )
         yield ConfigIssue("silent", "horizon", text)
 
 
 def _check_cut_decay(job: Job, schedule: ConfiguredSchedule, ending: Ending) -> Iterator[ConfigIssue]:
     """Yields the issue of a decay that is made shorter, because the warm-up leaves fewer steps."""
-    part, left = schedule.decay_part, ending.tick - ending.warmup_ticks
+    part, left = schedule.decay_part, ending.at - ending.warmup
     if part is None or not 0 < part <= 1:
         return
-    decay = round(ending.tick * part)
+    decay = round(ending.at * part)
     if 0 < left < decay:  # a warm-up that leaves nothing is an issue of its own
         text = (
-            f"lr_scheduler.decay_ratio is {part:g}, which is {decay:,} of {ending.tick:,} steps, and "
-            f"{job.stated('warmup_steps', ending.warmup_ticks)}: TorchTitan cuts the decay to the {left:,} steps that "
+            f"lr_scheduler.decay_ratio is {part:g}, which is {decay:,} of {ending.at:,} steps, and "
+            f"{job.stated('warmup_steps', ending.warmup)}: TorchTitan cuts the decay to the {left:,} steps that "
             f"are left, and only its log says so"
         )
         yield ConfigIssue("note", "override", text)
@@ -207,7 +207,7 @@ def _check_cut_decay(job: Job, schedule: ConfiguredSchedule, ending: Ending) -> 
 def _counted_in_another_unit(job: Job, ending: Ending, steps: int, plan: RunPlan) -> str | None:
     """Returns the text of an issue if the horizon is a multiple of the run, as when it was counted in batches."""
     accumulation, degree = plan.gradient_accumulation_steps, plan.ranks.dp_degree
-    key, horizon = job.key("horizon_steps"), ending.tick
+    key, horizon = job.key("horizon_steps"), ending.at
     units = (
         (accumulation, "the batches of a rank"),
         (accumulation * degree, "the batches of all data ranks together"),
@@ -218,8 +218,8 @@ def _counted_in_another_unit(job: Job, ending: Ending, steps: int, plan: RunPlan
         if factor > 1 and 0 <= steps * factor - horizon < factor:
             return (
                 f"{key} is {horizon:,}, {factor:,} times the {steps:,} steps of the run: that counts {unit}, and the "
-                f"schedule ticks once per step, so the run ends at {steps / horizon:.3g} of the schedule; set {key} to "
-                f"{steps:,}"
+                f"schedule is stepped once per step, so the run ends at {steps / horizon:.3g} of the schedule; set "
+                f"{key} to {steps:,}"
             )
     return None
 

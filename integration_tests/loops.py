@@ -76,20 +76,6 @@ def skip_a_step(at: int, tick_batches: int) -> None:
         optimizer.zero_grad()
 
 
-def shifted_accumulation() -> None:
-    """Equal numbers of batches and steps, but rank 1 steps one batch later than rank 0."""
-    devices.join()
-    model, optimizer = model_and_optimizer()
-    loader = even_loader()
-    countoff = Countoff(optimizer=optimizer, gradient_accumulation_steps=2)
-    for number, batch in enumerate(countoff.train(loader)):
-        images, labels = devices.moved(batch)
-        torch.nn.functional.cross_entropy(model(images), labels).backward()
-        if number % 2 == own_rank():
-            optimizer.step()
-            optimizer.zero_grad()
-
-
 def own_learning_rate() -> None:
     devices.join()
     model, optimizer = model_and_optimizer()
@@ -99,18 +85,6 @@ def own_learning_rate() -> None:
     countoff = Countoff(model=model, optimizer=optimizer)
     for batch in countoff.train(loader):
         train_on(model, optimizer, batch)
-
-
-def rank_dependent_break() -> None:
-    devices.join()
-    model, optimizer = model_and_optimizer()
-    loader = even_loader()
-    countoff = Countoff()
-    for number, batch in enumerate(countoff.train(loader)):
-        train_on(model, optimizer, batch)
-        if own_rank() == 1 and number == 2:
-            break
-    dist.barrier()
 
 
 def evaluates_early() -> None:
@@ -188,11 +162,11 @@ def joined(batches: list[int]) -> str:
     return weights(model)
 
 
-def evaluates_on_rank_0(declared: bool) -> str:
+def evaluates_on_rank_0() -> str:
     devices.join()
     model, optimizer = model_and_optimizer()
     loader, evals = even_loader(), share_loader(2)
-    with Countoff(uneven_eval="off" if declared else None) as countoff:
+    with Countoff(uneven_eval="off") as countoff:
         for epoch in range(2):
             loader.sampler.set_epoch(epoch)  # pyright: ignore[reportAttributeAccessIssue]
             for batch in countoff.train(loader):
@@ -213,20 +187,6 @@ def over_file_store(path: str, batches: list[int]) -> None:
     countoff = Countoff()
     for batch in countoff.train(loader):
         train_on(model, optimizer, batch)
-
-
-def exits_quietly() -> None:
-    """Rank 1 leaves the program early with exit code 0; rank 0 trains alone until it blocks."""
-    import sys
-
-    devices.join()
-    model, optimizer = model_and_optimizer()
-    loader = even_loader()
-    countoff = Countoff()
-    for number, batch in enumerate(countoff.train(loader)):
-        train_on(model, optimizer, batch)
-        if own_rank() == 1 and number == 3:
-            sys.exit(0)
 
 
 def raises_in_the_loop() -> None:

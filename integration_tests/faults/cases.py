@@ -243,6 +243,7 @@ CASES = {
             "raised",
             two_sided=True,
             behavior={"accumulation": 2},
+            words="but after other batches: rank ",
         ),
         Case(
             "F13",

@@ -14,7 +14,6 @@ from accelerate.data_loader import DataLoaderShard, prepare_data_loader
 from accelerate.local_sgd import LocalSGD
 from accelerate.utils import DataLoaderConfiguration
 from torch.utils.data import DataLoader
-from transformers import get_linear_schedule_with_warmup
 
 from countoff.accelerate import Countoff
 from integration_tests.accelerate_jobs import (
@@ -358,44 +357,11 @@ def sharded_hub_stream(shards: int) -> None:
             print(f"trained {epoch} {number}", flush=True)
 
 
-def scheduled(
-    horizon: int, epochs: int | None, run_epochs: int, samples: int = 80, warmup: int = 0, **options: Any
-) -> list[float]:
-    """Trains with a schedule of so many calls that Accelerate has prepared; the learning rate after each step.
-
-    Args:
-        horizon: The calls for which the schedule is made.
-        epochs: The epochs of the run that countoff is told; None: nothing.
-        run_epochs: The epochs of the run.
-        samples: Samples of an epoch; a batch has 4, and one that is not full is dropped.
-        warmup: Calls of the warm-up, of a schedule of transformers.
-        options: Of the Accelerator.
-    """
-    accelerator = Accelerator(cpu=True, **options)
-    model, raw = model_and_optimizer()
-    if warmup:
-        scheduler: Any = get_linear_schedule_with_warmup(raw, warmup, horizon)
-    else:
-        scheduler = torch.optim.lr_scheduler.LinearLR(raw, 1.0, 0.0, total_iters=horizon)
-    loader = map_loader(samples, drop_last=True)
-    model, optimizer, train, scheduler = accelerator.prepare(model, raw, loader, scheduler)
-    rates: list[float] = []
-    with Countoff(accelerator, epochs=epochs) as countoff:
-        for _ in range(run_epochs):
-            for images, labels in countoff.train(train):
-                accelerator.backward(torch.nn.functional.cross_entropy(model(images), labels))
-                optimizer.step()
-                scheduler.step()
-                optimizer.zero_grad()
-                rates.append(float(raw.param_groups[0]["lr"]))
-    return rates
-
-
-def scheduled_by_epoch(epochs: int, calls: int) -> float:
+def scheduled_by_epoch(epochs: int) -> float:
     """Trains with a prepared schedule that the loop steps once per epoch; the learning rate at the end."""
     accelerator = Accelerator(cpu=True)
     model, raw = model_and_optimizer()
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(raw, T_max=calls)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(raw, T_max=epochs)
     model, optimizer, train, scheduler = accelerator.prepare(model, raw, map_loader(80), scheduler)
     with Countoff(accelerator, epochs=epochs) as countoff:
         for _ in range(epochs):
@@ -403,10 +369,6 @@ def scheduled_by_epoch(epochs: int, calls: int) -> float:
                 forward_and_back(accelerator, model, optimizer, batch)
             scheduler.step()
     return float(raw.param_groups[0]["lr"])
-
-
-def scheduled_with(horizon: int, options: dict[str, Any]) -> list[float]:
-    return scheduled(horizon, 2, 2, **options)
 
 
 def of_one_process() -> list[tuple[int, int, dict[str, float]]]:

@@ -42,53 +42,11 @@ def test_processes_that_train_alone_are_warned_once(run_ranks):
     assert [result.value for result in results] == [10, 10]
 
 
-def test_a_schedule_that_ends_half_way_is_reported(run_ranks):
-    """The warning names the optimizer step at which the schedule ends, and the learning rate reaches 0 there."""
-    results = run_ranks(cases.scheduled, 2, 20, 2, 2)
-    (line,) = said(results)
-    assert "WrongHorizon: the learning rate reaches 0 at step 10 of 20: LinearLR was made for 20 steps, and is " in line
-    assert "make LinearLR for 40 steps: 20 optimizer steps × 2." in results[0].output
-    rates = results[0].value
-    assert rates[9] == pytest.approx(0.0)  # what was foretold has come true
-    assert rates[8] > 0
-
-
-@pytest.mark.parametrize(
-    ("horizon", "epochs", "samples", "warmup"),
-    [(19 * 9, 9, 76, 0), (19 * 3, 1, 76, 100), (30, 1, 80, 0)],
-    ids=["the loader's length times the epochs", "fewer steps than the warm-up", "a limit of 15 steps"],
-)
-def test_a_schedule_as_in_the_examples_is_not_reported(run_ranks, horizon, epochs, samples, warmup):
-    """The length before prepare() times the epochs is right, and so is a limit of steps times the processes."""
-    results = run_ranks(cases.scheduled, 2, horizon, None, epochs, samples, warmup)
-    assert said(results) == []
-
-
-def test_a_schedule_that_has_ended_is_reported(run_ranks):
-    """A schedule that has ended is reported when the next epoch begins."""
-    (line,) = said(run_ranks(cases.scheduled, 2, 20, None, 2))
-    assert "train epoch 1 begins with a learning rate of 0, which it has had since step 10: " in line
-
-
-@pytest.mark.parametrize(
-    ("horizon", "options"),
-    [(40, {}), (20, {"step_scheduler_with_optimizer": False})],
-    ids=["times the processes", "stepped by the loop"],
-)
-def test_a_schedule_that_fits_is_not_mentioned(run_ranks, horizon, options):
-    """A schedule of the right length, by either way of stepping it, gives no warning."""
-    results = run_ranks(cases.scheduled_with, 2, horizon, options)
-    assert said(results) == []
-    assert results[0].value[-1] == pytest.approx(0.0)
-    assert results[0].value[-3] > 0
-
-
-@pytest.mark.parametrize(("processes", "calls"), [(1, 3), (2, 6)])
-def test_a_schedule_stepped_once_per_epoch_is_not_mentioned(run_ranks, processes, calls):
-    """A schedule of as many calls as there are epochs gives no warning."""
-    results = run_ranks(cases.scheduled_by_epoch, processes, 3, calls)
-    assert said(results) == []
-    assert [result.value for result in results] == pytest.approx([0.0] * processes)
+def test_a_schedule_stepped_once_per_epoch_by_one_process_is_not_mentioned(run_ranks):
+    """A schedule of as many ticks as there are epochs gives no warning; test_horizon_cases.py has two processes."""
+    (result,) = run_ranks(cases.scheduled_by_epoch, 1, 3)
+    assert said([result]) == []
+    assert result.value == pytest.approx(0.0)
 
 
 def test_one_process_reads_an_undivided_loader(run_ranks):

@@ -69,9 +69,13 @@ HEALTHY = {
 
 
 def test_wrong_shares_in_a_plain_loop_are_warned_of(run_ranks):
-    """Each wrong way to share out the data gives its own warning, once, on rank 0."""
+    """Each wrong way to share out the data gives its own warning, once, on rank 0, with its remedy and off switch."""
     results = run_ranks(identity_jobs.share, 2, [sharing for sharing, _ in FAULTY.values()], deadline_seconds=120)
     assert dict(zip(FAULTY, warned(results), strict=True)) == {name: found for name, (_, found) in FAULTY.items()}
+    text = "\n".join(verdict_lines(results[0]))
+    assert "  why: Nothing gives the ranks different shares of the data" in text
+    assert "  do:  give every rank its own share: DataLoader(sampler=DistributedSampler(dataset))" in text
+    assert "Countoff(..., compare_data=False)" in text
 
 
 def test_right_shares_in_a_plain_loop_give_no_warning(run_ranks):
@@ -102,14 +106,6 @@ def test_only_the_ranks_that_read_the_same_are_named(run_ranks):
     assert one == {"DuplicateData": both}
     assert other == {"DuplicateData": EVERY_RANK.replace("0, 1", "2, 3")}
     assert none == {}
-
-
-def test_the_warning_has_a_remedy_and_an_off_switch(run_ranks):
-    """The warning gives the cause, the remedy and the option that turns it off."""
-    text = "\n".join(verdict_lines(run_ranks(identity_jobs.share, 2, [Sharing()])[0]))
-    assert "  why: Nothing gives the ranks different shares of the data" in text
-    assert "  do:  give every rank its own share: DataLoader(sampler=DistributedSampler(dataset))" in text
-    assert "Countoff(..., compare_data=False)" in text
 
 
 TWICE = {

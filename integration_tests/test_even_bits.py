@@ -1,8 +1,7 @@
 """Ranks that are made even train as without countoff, wherever they were even already, whatever their loaders do."""
 
-import pytest
-
 from integration_tests import even_bits
+from integration_tests.in_turn import in_turn, said_in_turn
 from integration_tests.output import verdict_lines
 
 
@@ -16,31 +15,38 @@ def test_loaders_of_one_length_train_to_the_same_bits(run_ranks):
             assert by_policy["repeat"] == by_policy["None"], name
 
 
-@pytest.mark.parametrize("lengths", [[5, 8], [8, 5]])
-def test_a_batch_is_that_of_its_turn_where_its_memory_is_filled_again(run_ranks, lengths):
-    """No batch is trained on that the loader has overwritten."""
-    for result in run_ranks(even_bits.uneven, 2, lengths, ["refilled"]):
-        by_hand, made_even = result.value["refilled"]
-        assert made_even == by_hand
-        assert made_even[1] == [5] * even_bits.EPOCHS
+LENGTHS = [5, 8]
+COMMON = {"stop": 5, "repeat": 8}
+JOBS = {
+    "refilled, short first": (even_bits.uneven, LENGTHS, ["refilled"]),
+    "refilled, short last": (even_bits.uneven, [8, 5], ["refilled"]),
+    "unreadable": (even_bits.unreadable, LENGTHS),
+    **{f"by length, {policy}": (even_bits.by_length, LENGTHS, policy) for policy in COMMON},
+}
 
 
-def test_what_is_left_is_counted_without_the_users_code(run_ranks):
-    """The samples of what a longer rank has left are for a message only: batches of any class are let be."""
-    results = run_ranks(even_bits.unreadable, 2, [5, 8])
-    assert [result.value for result in results] == [[5] * 4] * 2
+def test_uneven_loaders_of_any_kind_are_made_even(run_ranks):
+    """No batch is trained on that the loader has overwritten, and what is left is counted without the user's code.
 
-
-@pytest.mark.parametrize(("policy", "common"), [("stop", 5), ("repeat", 8)])
-def test_the_length_of_a_loader_is_the_same_on_every_rank(run_ranks, policy, common):
-    """A schedule made of a pass's length ends alike everywhere; a step after the last batch is taken by all ranks."""
-    results = run_ranks(even_bits.by_length, 2, [5, 8], policy)
-    for result, own in zip(results, [5, 8], strict=True):
-        assert result.value["length"] == common
-        assert result.value["steps"] == -(-common // 2) * even_bits.EPOCHS
-        assert result.value.pop("own") == own  # that of the loader itself
-        assert "WrongHorizon" not in "\n".join(verdict_lines(result))
-    assert results[0].value == results[1].value
+    The samples of what a longer rank has left are for a message only: batches of any class are let be. The length of a
+    pass is the same on every rank, so that a schedule made of it ends alike everywhere, and so does a step after the
+    last batch.
+    """
+    results = run_ranks(in_turn, 2, JOBS, deadline_seconds=120)
+    for result, own in zip(results, LENGTHS, strict=True):
+        for name in ("refilled, short first", "refilled, short last"):
+            by_hand, made_even = result.value[name]["refilled"]
+            assert made_even == by_hand, name
+            assert made_even[1] == [5] * even_bits.EPOCHS, name
+        assert result.value["unreadable"] == [5] * 4
+        for policy, common in COMMON.items():
+            found = result.value[f"by length, {policy}"]
+            assert found["length"] == common, policy
+            assert found["steps"] == -(-common // 2) * even_bits.EPOCHS, policy
+            assert found.pop("own") == own  # that of the loader itself
+            assert "WrongHorizon" not in "\n".join(said_in_turn(result)[f"by length, {policy}"])
+    for policy in COMMON:
+        assert results[0].value[f"by length, {policy}"] == results[1].value[f"by length, {policy}"], policy
 
 
 def test_loaders_that_accelerate_has_divided_train_to_the_same_bits(run_ranks):

@@ -3,11 +3,8 @@
 import pytest
 
 from integration_tests import odd_loops
-from integration_tests.output import assert_named, verdict_lines
-
-
-def said(results):
-    return [line for result in results for line in verdict_lines(result)]
+from integration_tests.in_turn import in_turn, said_in_turn
+from integration_tests.output import assert_named
 
 
 @pytest.mark.parametrize("collectives", [True, False])
@@ -20,41 +17,37 @@ def test_a_verdict_ends_a_job_whose_loader_is_read_by_a_thread(run_ranks, collec
     assert collectives or [result.exit_code for result in results] == [87, 87]
 
 
-@pytest.mark.parametrize(
-    ("batches", "mode", "warnings"), [([3, 3], "warn", 0), ([3, 2], "warn", 1), ([3, 2], "allow", 0)]
-)
-def test_an_evaluation_beside_the_training_is_compared_by_itself(run_ranks, batches, mode, warnings):
-    """It has no place among the train epochs, and its batches are compared with its own on other ranks."""
-    results = run_ranks(odd_loops.evaluates_beside, 2, batches, mode)
-    lines = said(results)
-    assert sum("countoff: UnevenBatches: rank 1 ran out of data after 2" in line for line in lines) == warnings
-    assert warnings or lines == []
-    assert [result.value for result in results] == [3 * each for each in batches]
+HEALTHY = {
+    "each epoch has a loader of its own": (odd_loops.makes_its_loader_again, 5),
+    "uneven loaders, left at the same batch": (odd_loops.slices_parts, [6, 9], 5),
+    "even loaders, left at the same batch": (odd_loops.slices_parts, [9, 9], 5),
+    "every rank catches its loader's exception": (odd_loops.skips_a_torn_batch, [0, 1], True),
+    "an even evaluation beside the training": (odd_loops.evaluates_beside, [3, 3], "warn"),
+    "an uneven one, allowed": (odd_loops.evaluates_beside, [3, 2], "allow"),
+    "an uneven one": (odd_loops.evaluates_beside, [3, 2], "warn"),
+}
+COUNTED = [[25, 25], [10, 10], [10, 10], [18, 18], [9, 9], [9, 6], [9, 6]]
+"""The steps of each of them on both ranks, or the batches of its evaluations."""
 
 
-def test_a_loop_that_goes_on_with_another_loader_is_counted(run_ranks):
-    results = run_ranks(odd_loops.makes_its_loader_again, 2, 5)
-    assert said(results) == []
-    assert [result.value for result in results] == [25, 25]
+def test_odd_loops_that_are_healthy_are_counted_and_hear_nothing(run_ranks):
+    """An uneven evaluation alone is warned of, once.
 
-
-@pytest.mark.parametrize("batches", [[6, 9], [9, 9]])
-def test_a_loop_that_leaves_uneven_loaders_at_the_same_batch_hears_nothing(run_ranks, batches):
-    results = run_ranks(odd_loops.slices_parts, 2, batches, 5)
-    assert said(results) == []
-    assert [result.value for result in results] == [10, 10]
+    One beside the training has no place among the train epochs, and is compared with its own on other ranks.
+    """
+    results = run_ranks(in_turn, 2, HEALTHY, deadline_seconds=120)
+    counted = {name: [result.value[name] for result in results] for name in HEALTHY}
+    assert counted == dict(zip(HEALTHY, COUNTED, strict=True))
+    first, second = map(said_in_turn, results)
+    uneven = first.pop("an uneven one") + second.pop("an uneven one")
+    assert sum("countoff: UnevenBatches: rank 1 ran out of data after 2" in line for line in uneven) == 1, uneven
+    assert [*first.values(), *second.values()] == [[]] * (2 * len(HEALTHY) - 2), results
 
 
 def test_a_loop_over_uneven_loaders_is_told_when_a_rank_gets_there(run_ranks):
     results = run_ranks(odd_loops.slices_parts, 2, [6, 9], None, expect=None)
     short = "rank 0 ran out of data after 6 batches of train epoch 0"
     assert_named(results, "UnevenBatches", [0], short, ("rank 1 has batch 7", "rank 1 ran out of data after 9 batches"))
-
-
-def test_an_exception_of_the_loader_that_every_rank_catches_is_no_failure(run_ranks):
-    results = run_ranks(odd_loops.skips_a_torn_batch, 2, [0, 1], True)
-    assert said(results) == []
-    assert [result.value for result in results] == [18, 18]
 
 
 def test_a_batch_that_one_rank_skips_is_named_as_missing(run_ranks):

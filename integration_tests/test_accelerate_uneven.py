@@ -21,8 +21,8 @@ UNEVEN = {
     "accumulating": Loop(batches=[4, 3], accumulation=4, epochs=3),
     "accumulating, shuffled": Loop(batches=[3, 4], accumulation=4, shuffle=True),
 }
-
-
+PARTLY_THE_SAME = ("the second one short", "the first one short, shuffled", "accumulating")
+"""What they try is in the others too, or in the job of four ranks."""
 PAIRS = [(0, 1), (1, 0)]  # the rank that was first and the other one
 
 
@@ -30,7 +30,9 @@ def everything(results):
     return "\n".join(map(str, results))
 
 
-@pytest.mark.parametrize("name", UNEVEN)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.nightly if name in PARTLY_THE_SAME else ()) for name in UNEVEN]
+)
 def test_an_uneven_stream_is_named_before_a_gradient_is_mixed(run_ranks, name):
     """The short rank is named before its next epoch's gradients mix with those of this one."""
     loop = replace(UNEVEN[name], loader=UNSHARED)
@@ -150,6 +152,7 @@ def test_an_undeclared_evaluation_on_rank_0_alone_is_explained(run_ranks):
     assert all(result.value.batches == result.value.counted_batches for result in results), everything(results)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("mode", "warnings"), [("warn", 1), ("allow", 0)])
 def test_an_uneven_evaluation_that_gathers_nothing_is_allowed(run_ranks, mode, warnings):
     """An uneven evaluation without collectives gets one warning or none, and is counted on each rank."""

@@ -190,7 +190,10 @@ def test_a_healthy_job_sends_nothing(run_ranks, tmp_path, receiver):
     assert_no_secret(results, tmp_path)
 
 
-@pytest.mark.parametrize("answer", [hangs, breaks, talks_nonsense, None])
+# tests/core/alerts/test_notifications.py has all of them at each merge.
+@pytest.mark.parametrize(
+    "answer", [hangs, *(pytest.param(each, marks=pytest.mark.nightly) for each in (breaks, talks_nonsense, None))]
+)
 def test_what_a_receiver_does_changes_no_end(run_ranks, tmp_path, answer):
     """The ranks get their exception, later by no more than the stated limit."""
     with receiving(answer or hangs) as receiver, socket.socket() as free:

@@ -284,7 +284,7 @@ def assert_came_true(sentence: str, outcome: horizon_jobs.Outcome) -> None:
         ("PyTorch", 2),
         pytest.param("DeepSpeed", 2, marks=needs_deepspeed),
         ("Accelerate", 2),
-        ("Accelerate on more processes", 4),
+        pytest.param("Accelerate on more processes", 4, marks=pytest.mark.nightly),
         ("Lightning", 2),
         ("Fabric", 2),
         ("transformers", 2),

@@ -187,7 +187,7 @@ def test_nothing_stays_behind_whatever_happens(run_hosts):
     assert links() == before_links
 
 
-@pytest.mark.parametrize(("hosts", "per_host"), [(2, 2), (4, 1)], ids=["2x2", "4x1"])
+@pytest.mark.parametrize(("hosts", "per_host"), [(2, 2), pytest.param(4, 1, marks=nightly)], ids=["2x2", "4x1"])
 def test_a_short_rank_is_named_on_every_host(run_hosts, hosts, per_host):
     """Every rank of every host names the rank that runs out of data first, in plain PyTorch and in Lightning."""
     batches = [5, 5, 5, 4]
@@ -211,7 +211,7 @@ def test_a_stall_report_names_the_host_of_the_rank_that_waits(run_hosts):
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("framework", ["plain", "lightning"])
+@pytest.mark.parametrize("framework", ["plain", pytest.param("lightning", marks=nightly)])
 def test_a_killed_rank_is_named_at_once_on_every_host(run_hosts, framework):
     """A neighbour sees a killed rank's process end, and all survivors name it, those of the other host as well."""
     ended: list[float] = []
@@ -231,7 +231,7 @@ def test_a_killed_rank_is_named_at_once_on_every_host(run_hosts, framework):
     assert ended[0] < 10, ended
 
 
-@pytest.mark.parametrize("seconds", [8, pytest.param(13, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("seconds", [8, pytest.param(13, marks=nightly)])
 def test_a_partition_that_heals_is_no_fault(run_hosts, seconds):
     """After some seconds in which neither host reaches the other, the job ends well and without a word."""
 
@@ -253,7 +253,7 @@ def of_localhost(rank: int) -> dict[str, str]:
     return {"MASTER_ADDR": "localhost"} if rank < 2 else {}
 
 
-@pytest.mark.parametrize("hosted_by", ["agent", "rank0"])
+@pytest.mark.parametrize("hosted_by", ["agent", pytest.param("rank0", marks=nightly)])
 def test_hosts_may_know_the_store_by_different_names(run_hosts, hosted_by):
     """With MASTER_ADDR=localhost on the store's host and its name on the other one, ranks are compared as ever."""
     where = {"hosts": 2, "per_host": 2, "hosted_by": hosted_by, "env": of_localhost, "deadline_seconds": 40}
@@ -388,7 +388,7 @@ def test_a_host_whose_ranks_are_all_stopped_is_not_lost(run_hosts, stopped):
         assert "LostRank" not in result.output, result
 
 
-@pytest.mark.parametrize("delay_seconds", [None, 0.03])
+@pytest.mark.parametrize("delay_seconds", [pytest.param(None, marks=nightly), 0.03])
 def test_a_healthy_job_on_two_hosts_prints_nothing(run_hosts, delay_seconds):
     """A healthy job prints nothing on any host and trains to the same bits, also where the store answers late."""
     plain = run_hosts(loops.healthy_without_and_with, hosts=2, per_host=2, delay_seconds=delay_seconds)

@@ -96,7 +96,9 @@ def _store() -> Any:
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("collective", ["backward", "barrier", "group", "object"])
+@pytest.mark.parametrize(
+    "collective", ["backward", pytest.param("barrier", marks=pytest.mark.nightly), "group", "object"]
+)
 def test_a_blocked_rank_raises_and_its_other_connections_live(run_ranks, ranks, collective):
     """A rank blocked in a collective raises there, and its other sockets still work."""
     results = run_ranks(blocked_in, ranks, collective, expect=1, deadline_seconds=60)

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from countoff.core import DivergenceError
 from countoff.lightning import Countoff
 from integration_tests.digits import BATCH_SIZE, Listed, digits, own_rank, share_loader
+from integration_tests.in_turn import in_turn
 from integration_tests.lightning_jobs import Classifier, Job, outcome, quiet
 from integration_tests.output import assert_named, verdict_lines
 
@@ -370,7 +371,7 @@ def fail_in_the_loader(options: Mapping[str, Any], val: bool) -> None:
     job.make_trainer().fit(model, job.train_loader(), loader if val else None)
 
 
-@pytest.mark.parametrize("uneven", ["stop", "repeat"])
+@pytest.mark.parametrize("uneven", ["stop", pytest.param("repeat", marks=pytest.mark.nightly)])
 def test_a_rank_that_stops_alone_is_still_named(run_ranks, uneven):
     """A rank that leaves an epoch by itself is out of step, whatever its loader has."""
     results = run_ranks(stop_alone, 2, uneven, expect=None, deadline_seconds=40)
@@ -644,11 +645,11 @@ def validate_on(lengths: Sequence[int]) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("lengths", [[4, 4], [5, 3]])
-def test_validation_batches_are_read_where_lightning_reads_them(run_ranks, lengths):
+def test_validation_batches_are_read_where_lightning_reads_them(run_ranks):
     """So they are those of a job whose loaders were cut by hand, whatever the loader does with its memory."""
-    for result in run_ranks(validate_on, 2, lengths):
-        refilled, refilled_even, drawn, drawn_even = result.value
-        assert refilled_even == refilled
-        assert drawn_even == drawn
-        assert len(drawn) == min(lengths)
+    jobs = {str(lengths): (validate_on, lengths) for lengths in ([4, 4], [5, 3])}
+    for result in run_ranks(in_turn, 2, jobs):
+        for name, (refilled, refilled_even, drawn, drawn_even) in result.value.items():
+            assert refilled_even == refilled, name
+            assert drawn_even == drawn, name
+            assert len(drawn) == min(jobs[name][1]), name

@@ -23,6 +23,7 @@ from integration_tests.constants import put
 from integration_tests.digits import own_rank
 from integration_tests.fits import fits_one_after_the_other
 from integration_tests.harness import tell
+from integration_tests.in_turn import in_turn
 from integration_tests.loops import even_loader, model_and_optimizer, train_on
 from integration_tests.objects import threads
 from integration_tests.output import verdict_lines
@@ -71,10 +72,11 @@ def outlasts_the_longest_wait(options: dict[str, Any]) -> int:
 
 def test_a_wait_that_is_over_begins_again(run_ranks):
     """An epoch without a sync point may last longer than the longest wait for one."""
-    for options in ({}, {"uneven_train": "stop"}):
-        results = run_ranks(outlasts_the_longest_wait, 2, options)
-        assert [result.value for result in results] == [10, 10]
-        assert said(results) == []
+    policies = {"as it is": {}, "stop": {"uneven_train": "stop"}}
+    jobs = {name: (outlasts_the_longest_wait, options) for name, options in policies.items()}
+    results = run_ranks(in_turn, 2, jobs)
+    assert [result.value for result in results] == [dict.fromkeys(jobs, 10)] * 2
+    assert said(results) == []
 
 
 def starts_no_thread(spare: int) -> list[str]:
@@ -200,7 +202,7 @@ def test_who_evaluates_is_no_proof_of_harm(run_ranks):
     assert lines == ["countoff: UnevenBatches: rank 0 began validation; rank 1 began train epoch 1."] or lines == [
         "countoff: UnevenBatches: rank 1 began train epoch 1; rank 0 began validation."
     ]
-    assert "uneven_eval='off'" in "\n".join(said(results))
+    assert "Countoff(..., uneven_eval='off')" in "\n".join(said(results))
 
 
 def has_own_rates(kind: str) -> int:
@@ -222,10 +224,9 @@ def has_own_rates(kind: str) -> int:
 
 
 def test_rates_that_rightly_differ_are_silent(run_ranks):
-    for kind in ("stages", "order"):
-        results = run_ranks(has_own_rates, 2, kind)
-        assert [result.value for result in results] == [10, 10]
-        assert said(results) == []
+    results = run_ranks(in_turn, 2, {kind: (has_own_rates, kind) for kind in ("stages", "order")})
+    assert [result.value for result in results] == [{"stages": 10, "order": 10}] * 2
+    assert said(results) == []
 
 
 def compares_often() -> int:

@@ -34,7 +34,7 @@ def first_lines(result: RankResult) -> list[str]:
     return [line for line in verdict_lines(result) if line.startswith("countoff: ")]
 
 
-@pytest.mark.ranks(2, 4)
+@pytest.mark.ranks(2, nightly=(4,))
 def test_an_exception_that_every_rank_catches_is_no_word(run_ranks, ranks):
     """Ranks run out of memory, the last one later than anybody would wait for it, and begin again with less."""
     results = run_ranks(all_retry, ranks, deadline_seconds=120)

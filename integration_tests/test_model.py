@@ -5,7 +5,7 @@ import pytest
 from integration_tests import weight_jobs
 
 
-@pytest.mark.ranks(2, 4)
+@pytest.mark.ranks(4, nightly=(2,))
 def test_a_model_that_is_changed_after_wrapping_is_named(run_ranks, ranks):
     """The rank is named, and how many parameters it has; a model that is the same, or may differ, is silent."""
     cases = ["", "frozen", "dtype", "alike", "renamed", "frozen, allowed"]

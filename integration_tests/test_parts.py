@@ -13,14 +13,20 @@ def said(results):
     return [line for result in results for line in verdict_lines(result)]
 
 
-@pytest.mark.parametrize(("options", "taken"), [({}, [4, 4, 12, 12]), ({"uneven_train": "stop"}, [4, 4, 12, 12])])
+@pytest.mark.parametrize(
+    ("options", "taken"),
+    [({}, [4, 4, 12, 12]), pytest.param({"uneven_train": "stop"}, [4, 4, 12, 12], marks=pytest.mark.nightly)],
+)
 def test_trials_of_other_lengths_epochs_and_rates_hear_nothing(run_ranks, options, taken):
     results = run_ranks(part_jobs.trials, 4, [4, 4, 6, 6], options)
     assert said(results) == []
     assert [[trial[:2] for trial in result.value] for result in results] == [[(each, 2)] * 2 for each in taken]
 
 
-@pytest.mark.parametrize(("policy", "taken"), [("stop", [3, 3, 10, 10]), ("repeat", [4, 4, 12, 12])])
+@pytest.mark.parametrize(
+    ("policy", "taken"),
+    [("stop", [3, 3, 10, 10]), pytest.param("repeat", [4, 4, 12, 12], marks=pytest.mark.nightly)],
+)
 def test_uneven_ranks_of_a_part_take_the_same_number_of_batches(run_ranks, policy, taken):
     results = run_ranks(part_jobs.trials, 4, [4, 3, 6, 5], {"uneven_train": policy})
     assert [[trial[0] for trial in result.value] for result in results] == [[each] * 2 for each in taken]

@@ -224,7 +224,9 @@ def documented_loop(path, stops_after=None):
     return weights(model), len(taken)
 
 
-@pytest.mark.parametrize(("stops_after", "place"), [(15, [1, 2, 12]), (23, [1, 10, 20])])
+@pytest.mark.parametrize(
+    ("stops_after", "place"), [(15, [1, 2, 12]), pytest.param(23, [1, 10, 20], marks=pytest.mark.nightly)]
+)
 def test_the_loop_of_the_documentation_resumes_in_silence(run_ranks, tmp_path, stops_after, place):
     """It ends with the weights of a run that was never stopped, and its traces are those of one training."""
     whole = run_ranks(documented_loop, 2, str(tmp_path / "whole.pt"))

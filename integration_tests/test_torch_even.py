@@ -60,7 +60,7 @@ def assert_even(results, cases):
     assert len({result.value[0][1]["weights"] for result in results}) == 1
 
 
-@pytest.mark.ranks(2, 4, 8)
+@pytest.mark.ranks(2, 4, nightly=(8,))
 def test_all_ranks_take_the_same_batches_as_if_cut_by_hand(run_ranks, ranks):
     """Weights are those of the same job whose loaders were cut by hand, to the bit; rank 0 says what was left."""
     cases = CASES[ranks]
@@ -103,7 +103,8 @@ def test_an_error_in_a_loader_comes_at_its_batch_and_is_named(run_ranks):
     assert "trained on 4" in results[1].output
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+# The fault matrix has a killed rank at each merge.
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGKILL, marks=pytest.mark.nightly), signal.SIGSTOP])
 def test_a_rank_lost_while_others_wait_for_it_is_named(run_ranks, number):
     """A rank that is killed or stopped in its loader is named by the ranks that wait for its credit."""
 
@@ -143,7 +144,7 @@ def test_a_rank_that_is_interrupted_while_it_waits_is_named(run_ranks):
     assert all(result.exit_code != 0 for result in results)
 
 
-@pytest.mark.parametrize("policy", ["stop", "repeat"])
+@pytest.mark.parametrize("policy", ["stop", pytest.param("repeat", marks=pytest.mark.nightly)])
 def test_a_rank_that_leaves_its_loop_alone_is_named(run_ranks, policy):
     """Different control flow stays a verdict."""
     results = run_ranks(even_loops.leave_alone, 2, policy, expect=None)

@@ -23,7 +23,7 @@ def said(results):
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize(("batches", "accumulation"), [([4, 3], 1), ([3, 4], 4)])
+@pytest.mark.parametrize(("batches", "accumulation"), [pytest.param([4, 3], 1, marks=pytest.mark.nightly), ([3, 4], 4)])
 def test_uneven_streams_are_named_in_their_first_epoch(run_ranks, batches, accumulation):
     """With `max_steps` the Trainer would restart the short stream; it is named before that."""
     args = {"max_steps": 10, "gradient_accumulation_steps": accumulation, **UNSHARED}
@@ -133,15 +133,6 @@ def test_a_training_of_uneven_streams_that_stop_together_is_told_what_is_left(ru
     job = Job(batches=[4, 3], args={"max_steps": 6, **UNSHARED}, options={"uneven_train": "stop"})
     (line,) = said(run_ranks(jobs.train, 2, job, env=CPU))
     assert line.startswith("countoff: Truncated: train epoch 0 stopped on every rank after 3 batches"), line
-
-
-@pytest.mark.parametrize(("horizon", "warnings"), [(20, 0), (10, 1)])
-def test_an_own_schedule_is_compared_with_the_run(run_ranks, horizon, warnings):
-    """A schedule of the user's own that does not fit the run is reported, and one that fits is not."""
-    lines = said(run_ranks(jobs.train, 2, Job(samples=80, horizon=horizon), env=CPU))
-    assert len(lines) == warnings
-    if lines:
-        assert "WrongHorizon: the learning rate reaches 0 at step 10 of 20: LambdaLR was made for 10 steps." in lines[0]
 
 
 EVALUATED = {"eval_strategy": "epoch", "gradient_accumulation_steps": 4}

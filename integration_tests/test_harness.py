@@ -10,25 +10,12 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 import pytest
-import torch
 import torch.distributed as dist
 
 from countoff.core import FitPlan, Guard, Settings
 from integration_tests import harness
 from integration_tests.harness import ABSENT, RanksFailed, RanksTimedOut, Watch, tell
 from integration_tests.torchrun import TorchrunTimedOut
-
-
-def rank_and_sum(first, second):
-    return int(os.environ["RANK"]), first + second
-
-
-def all_reduced():
-    dist.init_process_group("gloo")
-    total = torch.tensor([dist.get_rank() + 1])
-    dist.all_reduce(total)
-    dist.destroy_process_group()
-    return total.item()
 
 
 def leave_each_in_its_own_way(directory):
@@ -99,27 +86,6 @@ def a_thread_that_outlives_main():
     threading.Thread(target=finish).start()
 
 
-def state_of_the_interpreter():
-    return "lightning.pytorch" in sys.modules, threading.active_count(), Path.cwd().name
-
-
-def what_is_set():
-    return os.environ.get("COUNTOFF")
-
-
-def test_every_rank_returns_its_value(run_ranks):
-    """Every rank's return value comes back, by rank."""
-    assert [result.value for result in run_ranks(rank_and_sum, 3, 4, 5)] == [(0, 9), (1, 9), (2, 9)]
-
-
-@pytest.mark.ranks(2, nightly=(4, 8))
-@pytest.mark.parametrize("hosted_by", ["agent", "rank0"])
-def test_gloo_ranks_meet_at_the_store(run_ranks, ranks, hosted_by):
-    """Ranks form a gloo group, whoever hosts the store."""
-    results = run_ranks(all_reduced, ranks, hosted_by=hosted_by)
-    assert [result.value for result in results] == [ranks * (ranks + 1) // 2] * ranks
-
-
 @pytest.mark.parametrize("finalise", [True, False])
 def test_each_way_to_exit_has_its_code_output_and_atexit(run_ranks, tmp_path, finalise):
     """A return, an exception, sys.exit and a signal end a rank as they end a script."""
@@ -139,7 +105,7 @@ def test_an_unexpected_exit_code_fails_with_every_output(run_ranks, tmp_path):
         run_ranks(leave_each_in_its_own_way, 2, str(tmp_path))
 
 
-@pytest.mark.parametrize("finalise", [True, False])
+@pytest.mark.parametrize("finalise", [pytest.param(True, marks=pytest.mark.nightly), False])
 def test_threads_are_joined_before_the_end(run_ranks, finalise):
     """A rank waits for its threads before it exits."""
     (result,) = run_ranks(a_thread_that_outlives_main, 1, finalise=finalise)
@@ -173,9 +139,21 @@ def test_a_hang_shows_what_countoff_has_told_the_others(run_ranks):
     )
 
 
-def test_each_rank_has_its_own_error_file(run_ranks):
-    """TORCHELASTIC_ERROR_FILE is a file of its own on each rank."""
-    results = run_ranks(write_error_file, 2)
+def what_a_rank_begins_with():
+    write_error_file()
+    return "lightning.pytorch" in sys.modules, threading.active_count(), Path.cwd().name, os.environ.get("COUNTOFF")
+
+
+def test_each_rank_begins_with_what_is_its_own(run_ranks, monkeypatch):
+    """The frameworks imported, one thread, the directory of its run, an environment and an error file of its own.
+
+    COUNTOFF variables of pytest's do not reach it.
+    """
+    monkeypatch.setenv("COUNTOFF", "0")
+    results = run_ranks(what_a_rank_begins_with, 2, env=lambda rank: {"COUNTOFF": "1"} if rank == 0 else {})
+    assert [result.value[:2] for result in results] == [(True, 1)] * 2
+    assert len({result.value[2] for result in results}) == 1
+    assert [result.value[3] for result in results] == ["1", None]
     assert [json.loads(result.error_file) for result in results] == [{"rank": "0"}, {"rank": "1"}]
 
 
@@ -202,20 +180,6 @@ def test_a_failure_ends_the_peers_only_on_request(run_ranks):
     with pytest.raises(RanksTimedOut, match="ranks 1"):
         run_ranks(rank_0_raises, 2, deadline_seconds=3)
     run_ranks(rank_0_raises, 2, kill_peers_after=0.2, expect=[1, -signal.SIGTERM])
-
-
-def test_ranks_start_with_frameworks_and_one_thread(run_ranks):
-    """A rank starts with the frameworks imported, one thread, and the directory of its run."""
-    states = [result.value for result in run_ranks(state_of_the_interpreter, 2)]
-    assert states[0] == states[1]
-    assert states[0][:2] == (True, 1)
-
-
-def test_the_environment_can_differ_by_rank(run_ranks, monkeypatch):
-    """Each rank can have its own environment, and pytest's COUNTOFF variables do not reach it."""
-    monkeypatch.setenv("COUNTOFF", "0")
-    results = run_ranks(what_is_set, 2, env=lambda rank: {"COUNTOFF": "1"} if rank == 0 else {})
-    assert [result.value for result in results] == ["1", None]
 
 
 @pytest.mark.torchrun

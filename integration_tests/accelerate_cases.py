@@ -3,7 +3,7 @@
 import json
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.data_loader import DataLoaderShard, prepare_data_loader
 from accelerate.local_sgd import LocalSGD
+from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import DataLoaderConfiguration
 from torch.utils.data import DataLoader
 
@@ -26,6 +27,13 @@ from integration_tests.accelerate_jobs import (
     weights,
 )
 from integration_tests.digits import BATCH_SIZE, digits, own_rank
+
+
+def afresh(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls a function after other jobs of this process: a second Accelerator refuses another configuration."""
+    AcceleratorState._reset_state()
+    GradientState._reset_state()
+    return function(*arguments)
 
 
 def resumed(save_at: tuple[int, int], differently: bool = False) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from lightning.pytorch.callbacks import TQDMProgressBar
 
 from countoff.lightning import Countoff
 from integration_tests.digits import Listed
+from integration_tests.in_turn import in_turn
 from integration_tests.lightning_jobs import Classifier, Job, csv_logger, quiet
 from integration_tests.output import verdict_lines
 
@@ -171,11 +172,17 @@ def assert_taken_back(plain: dict[str, Any], counted: dict[str, Any]) -> None:
 
 
 def test_lightnings_objects_are_as_without_countoff(run_ranks):
-    """Objects have the same classes, attributes and methods after a fit; they can be pickled as without countoff."""
-    for result in run_ranks(watch_fits, 2, False):
-        plain, counted = result.value
-        assert counted["ended"] == ""
-        assert_taken_back(plain, counted)
+    """Objects have the same classes, attributes and methods after a fit; they can be pickled as without countoff.
+
+    So they are after an exception in the fit, on every rank.
+    """
+    endings = {"a fit": "", "an exception": "Broken()"}
+    jobs = {name: (watch_fits, bool(ended)) for name, ended in endings.items()}
+    for result in run_ranks(in_turn, 2, jobs):
+        for name, ended in endings.items():
+            plain, counted = result.value[name]
+            assert counted["ended"] == ended, name
+            assert_taken_back(plain, counted)
 
 
 def test_lightnings_objects_are_as_without_countoff_on_one_rank(run_ranks):
@@ -184,14 +191,6 @@ def test_lightnings_objects_are_as_without_countoff_on_one_rank(run_ranks):
     plain, counted = result.value
     assert any(isinstance(each, dict) for each in plain["during"])
     assert_taken_back(plain, counted)
-
-
-def test_lightnings_objects_are_as_without_countoff_after_an_exception(run_ranks):
-    """So they are after an exception in the fit, on every rank."""
-    for result in run_ranks(watch_fits, 2, True):
-        plain, counted = result.value
-        assert counted["ended"] == "Broken()"
-        assert_taken_back(plain, counted)
 
 
 def test_lightnings_objects_are_as_without_countoff_after_a_verdict(run_ranks):

@@ -3,7 +3,9 @@
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -59,6 +61,15 @@ def test_pytorch_lightning_trains_on_even_data(run_ranks):
     assert [result.value for result in run_ranks(fit_with_pytorch_lightning, 2, [5, 5], False)] == [10, 10]
 
 
+def callbacks_of_trainers(cases: Sequence[tuple[dict[str, Any] | None, str | None]]) -> list[list[tuple[str, bool]]]:
+    """countoff's callbacks of a Trainer with each of these options, and values of COUNTOFF."""
+    found = list[list[tuple[str, bool]]]()
+    for options, flag in cases:
+        with mock.patch.dict(os.environ, {} if flag is None else {"COUNTOFF": flag}):
+            found.append(callbacks_of_a_trainer(options))
+    return found
+
+
 def callbacks_of_a_trainer(options: dict[str, Any] | None) -> list[tuple[str, bool]]:
     from countoff._lightning.callback import CountoffCallback
 
@@ -71,16 +82,13 @@ def callbacks_of_a_trainer(options: dict[str, Any] | None) -> list[tuple[str, bo
 
 
 def test_the_entry_point_adds_nothing_unless_the_flag_is_on(run_ranks):
-    """The entry point adds a callback only where COUNTOFF=1."""
-    assert run_ranks(callbacks_of_a_trainer, 1, None)[0].value == []
-    assert run_ranks(callbacks_of_a_trainer, 1, None, env={"COUNTOFF": "0"})[0].value == []
-    assert run_ranks(callbacks_of_a_trainer, 1, None, env={"COUNTOFF": "1"})[0].value == [("countoff.lightning", True)]
-
-
-def test_the_users_own_callback_comes_first(run_ranks):
-    """The user's own callback counts, and that of the entry point does nothing."""
-    found = run_ranks(callbacks_of_a_trainer, 1, {"totals": "fix"}, env={"COUNTOFF": "1"})[0].value
-    assert found == [("countoff.lightning", True), ("countoff.lightning", False)]
+    """The entry point adds a callback only where COUNTOFF=1; beside one of the user's own, it does nothing."""
+    (result,) = run_ranks(callbacks_of_trainers, 1, [(None, None), (None, "0"), (None, "1"), ({"totals": "fix"}, "1")])
+    unset, off, on, beside_the_users_own = result.value
+    assert unset == []
+    assert off == []
+    assert on == [("countoff.lightning", True)]
+    assert beside_the_users_own == [("countoff.lightning", True), ("countoff.lightning", False)]
 
 
 def configure_by_yaml(path: str) -> tuple[str, float]:

@@ -6,6 +6,7 @@ import re
 import shutil
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from countoff.torch import Countoff
 from integration_tests import accelerate_jobs, loops
 from integration_tests.digits import own_rank, share_loader
 from integration_tests.harness import tell
+from integration_tests.in_turn import in_turn
 from integration_tests.lightning_jobs import Job, fit
 from integration_tests.output import verdict_lines
 from tests.traces import kinds, of, read
@@ -233,11 +235,10 @@ def test_in_warn_mode_the_trace_goes_on(traced, directory):
 
 def test_lightning_is_told(traced, directory):
     """Three epochs with evaluations, and the same bits as without countoff."""
-    more: dict[str, Any] = {"even": 80, "val": [2, 2], "trainer": {"max_epochs": 3}}
-    plain, with_trace = (traced(fit, 2, Job(**more, options=options)) for options in (None, {}))
-    assert [result.value for result in plain] == [result.value for result in with_trace]
-    for rank in (0, 1):
-        lines = read(directory, rank)
+    job = Job(even=80, val=[2, 2], trainer={"max_epochs": 3})
+    for result in traced(in_turn, 2, {"plain": (fit, replace(job, options=None)), "with a trace": (fit, job)}):
+        assert result.value["plain"] == result.value["with a trace"]
+        lines = read(directory, result.rank)
         assert of("begin", lines)[0]["framework"] == "Lightning"
         inner = [(f"train epoch {epoch}", "exhausted", 10) for epoch in range(3)]
         assert [span for span in spans(lines) if span[0].startswith("train")] == inner

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Sampler, TensorDataset
 from countoff.accelerate import Countoff
 from integration_tests import accelerate_jobs, stateful_loaders, trainer_jobs
 from integration_tests.accelerate_jobs import Loop
+from integration_tests.in_turn import in_turn
 from integration_tests.output import assert_named, verdict_lines
 
 UNSHARED = {"dispatch_batches": False}
@@ -104,17 +105,18 @@ def take_what_accelerate_cannot_count(_):
 
 
 def test_loaders_that_accelerate_cannot_count_or_repeats_end_as_it_says(run_ranks):
-    """A batch sampler needs no length, and of repeated batches `gather_for_metrics` cuts what is repeated."""
-    results = run_ranks(take_what_accelerate_cannot_count, 2, 0)
-    assert [result.value for result in results] == [(1, [4, 4, 4])] * 2
+    """A batch sampler needs no length, and of repeated batches `gather_for_metrics` cuts what is repeated.
 
-
-def test_metrics_are_gathered_of_all_samples_that_ranks_have_in_common(run_ranks):
-    """`gather_for_metrics` cuts nothing from the last common batch, which is a full one on every rank."""
-    results = run_ranks(accelerate_jobs.run_all, 2, UNEVEN_SHARDS)
-    for result in results:
-        assert [outcome.evals for outcome in result.value] == [[4, 4], [8, 8]]
-        assert [outcome.gathered for outcome in result.value] == [[32, 32], [32, 32]]
+    It cuts nothing from the last common batch, which is a full one on every rank.
+    """
+    jobs = {
+        "what it cannot count": (take_what_accelerate_cannot_count, 0),
+        "uneven shards": (accelerate_jobs.run_all, UNEVEN_SHARDS),
+    }
+    for result in run_ranks(in_turn, 2, jobs):
+        assert result.value["what it cannot count"] == (1, [4, 4, 4])
+        assert [outcome.evals for outcome in result.value["uneven shards"]] == [[4, 4], [8, 8]]
+        assert [outcome.gathered for outcome in result.value["uneven shards"]] == [[32, 32], [32, 32]]
 
 
 TRAINED = [
@@ -155,22 +157,18 @@ def test_the_trainer_with_uneven_lengths_is_told_why_they_must_be_equal(run_rank
     assert "trained " not in "".join(result.output for result in results)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_loader_with_a_state_resumes_where_the_loop_was(run_ranks, workers):
-    """A run resumed in mid-epoch reads batch for batch what an uninterrupted one reads, in this epoch and the next."""
-    results = run_ranks(stateful_loaders.resumed, 2, [9, 7], 4, workers)
-    for rank, result in enumerate(results):
-        whole, parts = result.value
-        assert whole == [1000.0 * rank + number for number in (*range(7), *range(7))]
-        assert parts == whole
+def test_a_loader_with_a_state_resumes_where_the_loop_was(run_ranks):
+    """A run resumed in mid-epoch reads batch for batch what an uninterrupted one reads, in this epoch and the next.
 
-
-def test_a_loader_with_a_state_resumes_in_accelerate(run_ranks):
-    """The same with Accelerate's `use_stateful_dataloader`."""
-    results = run_ranks(stateful_loaders.resumed_with_accelerate, 2, [9, 7], 4)
-    for result in results:
-        whole, parts = result.value
-        assert parts == whole
+    So it does with Accelerate's `use_stateful_dataloader`.
+    """
+    jobs = {f"{workers} workers": (stateful_loaders.resumed, [9, 7], 4, workers) for workers in (0, 2)}
+    jobs["Accelerate"] = (stateful_loaders.resumed_with_accelerate, [9, 7], 4)
+    for rank, result in enumerate(run_ranks(in_turn, 2, jobs)):
+        for name, (whole, parts) in result.value.items():
+            assert parts == whole, name
+            if name != "Accelerate":
+                assert whole == [1000.0 * rank + number for number in (*range(7), *range(7))], name
 
 
 def test_the_state_of_a_loader_is_that_of_the_loop(run_ranks):

@@ -13,6 +13,7 @@ from integration_tests.composer_jobs import (
     outcome,
     remove_shared_memory,
 )
+from integration_tests.in_turn import in_turn, said_in_turn
 from integration_tests.output import verdict_lines
 
 pytestmark = needs_composer
@@ -182,12 +183,6 @@ def batches_alive(options: dict[str, Any] | None) -> list[list[bool]]:
     return alive
 
 
-def test_no_batch_outlives_its_fit(run_ranks):
-    """countoff holds no batch after its fit, so its memory is freed."""
-    expected = [[False] * 4, [False] * 3]
-    assert [result.value for result in run_ranks(batches_alive, 2, {}, deadline_seconds=120)] == [expected] * 2
-
-
 def fit_on_a_mesh() -> list[Any]:
     """What countoff makes of the mesh of Composer's FSDP2: sharded over all ranks, and over pairs that share data."""
     import os
@@ -249,10 +244,11 @@ def start_many_times() -> None:
     assert callback.state_dict() == {}
 
 
-def test_one_callback_serves_one_trainer_after_the_other(run_ranks):
-    """One callback object can serve several Trainers in turn."""
-    results = run_ranks(start_many_times, 2, deadline_seconds=90)
-    assert [verdict_lines(result) for result in results] == [[], []]
+def test_one_callback_serves_one_trainer_after_the_other_and_holds_no_batch(run_ranks):
+    """One callback object can serve several Trainers in turn. After its fit it holds no batch, so memory is freed."""
+    results = run_ranks(in_turn, 2, {"batches": (batches_alive, {}), "trainers": (start_many_times,)})
+    assert [result.value["batches"] for result in results] == [[[False] * 4, [False] * 3]] * 2
+    assert [said_in_turn(result)["trainers"] for result in results] == [[], []]
 
 
 def made_by_llm_foundry() -> list[str]:

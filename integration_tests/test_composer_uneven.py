@@ -71,7 +71,7 @@ def test_device_per_stream_is_reported_before_the_first_batch(run_ranks):
     assert results[0].value[1]["batches"] == 8
 
 
-@pytest.mark.parametrize("policy", ["raise", "allow"])
+@pytest.mark.parametrize("policy", ["raise", pytest.param("allow", marks=pytest.mark.nightly)])
 def test_uneven_evaluations_can_be_a_verdict_or_allowed(run_ranks, policy):
     """`uneven_eval` makes an uneven evaluation a verdict, or gives no warning."""
     job = Job(even=160, evals=[3, 2], trainer={"max_duration": "3ep"}, options={"uneven_eval": policy})

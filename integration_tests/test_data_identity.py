@@ -9,6 +9,7 @@ from integration_tests import data_frames, identity_jobs
 from integration_tests.composer_jobs import needs_composer
 from integration_tests.harness import RankResult
 from integration_tests.identity_jobs import Sharing
+from integration_tests.in_turn import in_turn
 from integration_tests.output import verdict_lines
 
 KINDS = tuple(f"countoff: {kind}: " for kind in ("DuplicateData", "DoubleSharded", "PeersDiffer", "SameOrder"))
@@ -89,11 +90,10 @@ def test_right_shares_in_a_plain_loop_give_no_warning(run_ranks):
 
 def test_odd_batches_and_passes_train_to_the_same_bits(run_ranks):
     """No method of a batch is called, no mode sees an operation more, and nothing is said about right passes."""
-    watched = run_ranks(identity_jobs.odd, 2, True, deadline_seconds=240)
-    bare = run_ranks(identity_jobs.odd, 2, False, deadline_seconds=240)
-    for one, other in zip(watched, bare, strict=True):
-        assert one.value == other.value
-        assert verdict_lines(one) == []
+    jobs = {"watched": (identity_jobs.odd, True), "bare": (identity_jobs.odd, False)}
+    for result in run_ranks(in_turn, 2, jobs, deadline_seconds=240):
+        assert result.value["watched"] == result.value["bare"]
+        assert verdict_lines(result) == []
 
 
 def test_only_the_ranks_that_read_the_same_are_named(run_ranks):

@@ -107,7 +107,9 @@ def told(results: list[RankResult]) -> list[str]:
     return lines
 
 
-@pytest.mark.parametrize("kind", ["opens", "opens_later", "opens_while_others_load"])
+@pytest.mark.parametrize(
+    "kind", ["opens", pytest.param("opens_later", marks=pytest.mark.nightly), "opens_while_others_load"]
+)
 def test_a_bug_on_every_rank_is_blamed_on_none(run_ranks, kind):
     """All ranks raise the same, at one moment or within half a second."""
     head, *lines = told(run_ranks(fails, 3, kind, expect=None, finalise=True))

@@ -32,8 +32,13 @@ REST = [
 ]
 CLAIMED_ELSEWHERE = {
     "torch": {
+        "F3": "test_hosts.py",
+        "F4": "test_odd_loops.py",
+        "F5": "test_trace.py, and the cell of F5-stop",
+        **dict.fromkeys(("F11", "F14"), "test_nano_loops.py"),
+        "F12": "test_torch.py",
         **dict.fromkeys(("F9", "F15"), "test_data_identity.py"),
-        **dict.fromkeys(("F1-stop", "F2-stop", "F3-stop", "F6-stop", "F16-stop"), "test_torch_even.py"),
+        **dict.fromkeys(("F1-stop", "F2-stop", "F3-stop", "F16-stop"), "test_torch_even.py"),
         **dict.fromkeys(("F21", "F22", "F23"), "test_resume.py"),
         "F24": "test_weights.py",
         "F25": "test_micro_batches.py",

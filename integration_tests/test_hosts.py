@@ -131,7 +131,7 @@ def links() -> list[str]:
     return sorted(os.listdir("/sys/class/net"))
 
 
-@pytest.mark.parametrize("hosted_by", ["agent", "rank0"])
+@pytest.mark.parametrize("hosted_by", ["agent", pytest.param("rank0", marks=nightly)])
 def test_ranks_of_two_hosts_meet_and_see_their_own_host_alone(run_hosts, hosted_by):
     """Each host has its own name, network and processes, and the ranks of both form one group."""
     results = run_hosts(see_the_host, hosts=2, per_host=2, hosted_by=hosted_by)

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from integration_tests.digits import own_rank
+from integration_tests.in_turn import in_turn, said_in_turn
 from integration_tests.lightning_jobs import Classifier, Job, fit, quiet
 from integration_tests.output import assert_named, named_ranks, verdict_lines
 
@@ -97,9 +98,9 @@ def test_lengths_that_differ_are_a_plan_mismatch(run_ranks, ranks):
 
 def test_uneven_lengths_with_what_the_remedy_says_are_silent(run_ranks):
     """Either all ranks take as many batches as each has, or the dataset is whole and Lightning shards it."""
-    for job in (Job(train=[4, 3], reported=[4, 3], trainer={"limit_train_batches": 3}), Job(even=40)):
-        results = run_ranks(fit, 2, job, deadline_seconds=60)
-        assert [verdict_lines(result) for result in results] == [[], []]
+    limited = Job(train=[4, 3], reported=[4, 3], trainer={"limit_train_batches": 3})
+    for result in run_ranks(in_turn, 2, {"limited": (fit, limited), "whole": (fit, Job(even=40))}, deadline_seconds=60):
+        assert said_in_turn(result) == {"limited": [], "whole": []}
 
 
 def test_uneven_lengths_with_the_other_remedy_are_cut(run_ranks):

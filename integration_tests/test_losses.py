@@ -138,7 +138,10 @@ def countoff_threads() -> list[str]:
     return [each.name for each in threading.enumerate() if each.name.startswith("countoff")]
 
 
-@pytest.mark.parametrize(("place", "hosted_by"), [("after", "agent"), ("after", "rank0"), ("amid", "agent")])
+@pytest.mark.parametrize(
+    ("place", "hosted_by"),
+    [pytest.param("after", "agent", marks=pytest.mark.nightly), ("after", "rank0"), ("amid", "agent")],
+)
 def test_ranks_that_exit_alike_without_a_word_are_not_lost(run_ranks, place, hosted_by):
     """The other rank still writes its results."""
     results = run_ranks(exits_hard, 2, place, hosted_by=hosted_by)

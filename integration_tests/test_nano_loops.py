@@ -3,16 +3,22 @@
 import pytest
 
 from integration_tests import nano_loops as loops
+from integration_tests.in_turn import in_turn
 from integration_tests.nano_loops import Run
 from integration_tests.output import assert_named, verdict_lines
 
 
 def test_a_healthy_loop_without_a_loader_trains_to_the_same_bits(run_ranks):
-    """Every batch that the function returns is counted, nothing is printed, and the weights are the same."""
-    results = run_ranks(loops.plain_and_counted, 2, Run(start_step=(100, 100)))
+    """Every batch that the function returns is counted, nothing is printed, and the weights are the same.
+
+    Every pass over an iterable is an epoch, and an iterator is one.
+    """
+    jobs = {"no loader": (loops.plain_and_counted, Run(start_step=(100, 100))), "any iterable": (loops.over_iterables,)}
+    results = run_ranks(in_turn, 2, jobs)
     assert [line for result in results for line in verdict_lines(result)] == []
     for result in results:
-        plain, (counted, batches, steps) = result.value
+        assert result.value["any iterable"] == [3, 3, 3, 4, 3]
+        plain, (counted, batches, steps) = result.value["no loader"]
         assert plain == counted
         assert (batches, steps) == (200 + 13, 6)  # after 100 steps of two batches each; one batch is drawn ahead
 
@@ -37,13 +43,6 @@ def test_what_the_loop_says_of_itself_is_compared(run_ranks, run, words):
     for result in results:
         assert f"PlanMismatch: before the first batch, {words}." in "\n".join(verdict_lines(result)), results
         assert result.exit_code != 0
-
-
-def test_any_iterable_is_counted(run_ranks):
-    """Every pass over an iterable is an epoch, and an iterator is one."""
-    results = run_ranks(loops.over_iterables, 2)
-    assert [result.value for result in results] == [[3, 3, 3, 4, 3]] * 2
-    assert [line for result in results for line in verdict_lines(result)] == []
 
 
 def test_a_short_iterator_is_named(run_ranks):

@@ -17,10 +17,18 @@ def said(results):
     ("options", "taken"),
     [({}, [4, 4, 12, 12]), pytest.param({"uneven_train": "stop"}, [4, 4, 12, 12], marks=pytest.mark.nightly)],
 )
-def test_trials_of_other_lengths_epochs_and_rates_hear_nothing(run_ranks, options, taken):
-    results = run_ranks(part_jobs.trials, 4, [4, 4, 6, 6], options)
+def test_trials_of_other_lengths_epochs_and_rates_hear_nothing(run_ranks, tmp_path, options, taken):
+    """Their traces are two runs for each part: each has its own ranks, and no rank is missing."""
+    results = run_ranks(part_jobs.trials, 4, [4, 4, 6, 6], {**options, "trace_dir": str(tmp_path / "trace")})
     assert said(results) == []
     assert [[trial[:2] for trial in result.value] for result in results] == [[(each, 2)] * 2 for each in taken]
+    runs = read([str(tmp_path / "trace")]).runs
+    assert sorted((sorted(run.fits), run.world_size, run.missing) for run in runs) == [
+        ([0, 1], 2, []),
+        ([0, 1], 2, []),
+        ([2, 3], 2, []),
+        ([2, 3], 2, []),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -47,18 +55,6 @@ def test_an_uneven_rank_is_named_by_its_number_in_the_job(run_ranks, tmp_path):
     assert "ran out first: rank 3 of ranks 2, 3" in message
     verdict = json.loads(path.read_text())
     assert (verdict["ranks"][0], verdict["part"], verdict["world_size"]) == (3, [2, 3], 2)
-
-
-def test_the_traces_of_two_parts_are_two_runs(run_ranks, tmp_path):
-    """Each has its own ranks, and no rank is missing."""
-    run_ranks(part_jobs.trials, 4, [4, 4, 6, 6], {"trace_dir": str(tmp_path)})
-    runs = read([str(tmp_path)]).runs
-    assert sorted((sorted(run.fits), run.world_size, run.missing) for run in runs) == [
-        ([0, 1], 2, []),
-        ([0, 1], 2, []),
-        ([2, 3], 2, []),
-        ([2, 3], 2, []),
-    ]
 
 
 def test_a_killed_rank_of_a_part_is_named_there_alone(run_ranks):

@@ -11,6 +11,7 @@ pytest.importorskip("accelerate")
 
 from integration_tests import stream_jobs
 from integration_tests.harness import RankResult, Watch
+from integration_tests.in_turn import in_turn
 from integration_tests.output import verdict_lines
 from integration_tests.stream_jobs import CASES, SAMPLES
 
@@ -49,17 +50,17 @@ def assert_count(sentence: str, read: list[list[int]], *, halved: bool) -> None:
 
 def test_right_streams_in_accelerate_give_no_warning(run_ranks):
     """Nothing is said, and the job reads and trains as without countoff, with the same random numbers afterwards."""
-    results = run_ranks(stream_jobs.in_accelerate, 2, HEALTHY, deadline_seconds=240)
-    bare = run_ranks(stream_jobs.in_accelerate, 2, HEALTHY, False, deadline_seconds=240)
-    for one, other in zip(results, bare, strict=True):
-        assert verdict_lines(one) == []
-        for name, watched, unwatched in zip(HEALTHY, one.value, other.value, strict=True):
+    jobs = {"watched": (stream_jobs.in_accelerate, HEALTHY), "bare": (stream_jobs.in_accelerate, HEALTHY, False)}
+    for result in run_ranks(in_turn, 2, jobs, deadline_seconds=300):
+        assert verdict_lines(result) == []
+        for name, watched, unwatched in zip(HEALTHY, result.value["watched"], result.value["bare"], strict=True):
             assert watched["warned"] == {}, name
             if name != "webdataset, resampled":  # whose seed is the time
                 assert {**watched, "warned": {}} == {**unwatched, "warned": {}}, name
 
 
-@pytest.mark.parametrize("framework", ["accelerate", "transformers"])
+# The Trainer leaves its loader to Accelerate.
+@pytest.mark.parametrize("framework", ["accelerate", pytest.param("transformers", marks=pytest.mark.nightly)])
 def test_a_streaming_dataset_that_rank_0_reads_for_all_is_warned_of_before_it_hangs(run_ranks, framework):
     def end(watch: Watch) -> None:
         patience = time.monotonic() + 60

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from integration_tests import loops
+from integration_tests.in_turn import in_turn, said_in_turn
 from integration_tests.output import assert_named, verdict_lines
 
 
@@ -79,16 +80,14 @@ def test_a_healthy_loop_trains_to_the_same_bits(run_ranks, ranks):
     assert counted[0]["progress"]["countoff/batches_per_epoch"] == batches
 
 
-def test_counting_is_off_inside_join(run_ranks):
-    """Uneven batches inside `uncounted()` and torch's Join are no fault."""
-    results = run_ranks(loops.joined, 2, [5, 4])
-    assert [line for result in results for line in verdict_lines(result)] == []
+def test_what_ranks_may_do_alone_is_healthy(run_ranks):
+    """Uneven batches inside `uncounted()` and torch's Join are no fault.
 
-
-def test_a_declared_evaluation_on_rank_0_alone_is_healthy(run_ranks):
-    """With `uneven_eval="off"`, rank 0 may evaluate alone."""
-    results = run_ranks(loops.evaluates_on_rank_0, 2)
-    assert [line for result in results for line in verdict_lines(result)] == []
+    With `uneven_eval="off"`, rank 0 may evaluate alone.
+    """
+    jobs = {"uncounted": (loops.joined, [5, 4]), "evaluates": (loops.evaluates_on_rank_0,)}
+    for result in run_ranks(in_turn, 2, jobs):
+        assert said_in_turn(result) == {"uncounted": [], "evaluates": []}
 
 
 @pytest.mark.nightly

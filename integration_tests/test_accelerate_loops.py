@@ -5,6 +5,7 @@ import pytest
 pytest.importorskip("accelerate")
 
 from integration_tests import accelerate_cases as cases
+from integration_tests.in_turn import in_turn
 from integration_tests.output import verdict_lines
 
 
@@ -42,20 +43,19 @@ def test_processes_that_train_alone_are_warned_once(run_ranks):
     assert [result.value for result in results] == [10, 10]
 
 
-def test_a_schedule_stepped_once_per_epoch_by_one_process_is_not_mentioned(run_ranks):
-    """A schedule of as many ticks as there are epochs gives no warning; test_horizon_cases.py has two processes."""
-    (result,) = run_ranks(cases.scheduled_by_epoch, 1, 3)
-    assert said([result]) == []
-    assert result.value == pytest.approx(0.0)
-
-
 def test_one_process_reads_an_undivided_loader(run_ranks):
-    """One process alone has the batches, samples and dropped samples of the whole loader."""
-    (result,) = run_ranks(cases.of_one_process, 1)
+    """One process alone has the batches, samples and dropped samples of the whole loader.
+
+    A schedule that it steps once per epoch gives no warning; test_horizon_cases.py has that of two processes.
+    """
+    jobs = {"loaders": (cases.of_one_process,), "by epoch": (cases.afresh, cases.scheduled_by_epoch, 3)}
+    (result,) = run_ranks(in_turn, 1, jobs)
     assert not said([result])
-    for batches, samples, foretold in result.value:
+    assert result.value["by epoch"] == pytest.approx(0.0)
+    loaders = result.value["loaders"]
+    for batches, samples, foretold in loaders:
         assert foretold["countoff/batches_per_epoch"] == batches
         assert foretold["countoff/samples_per_epoch"] == samples
         assert foretold["countoff/samples_repeated"] == 0
         assert foretold["countoff/samples_dropped"] == 70 - samples
-    assert [(batches, samples) for batches, samples, _ in result.value] == [(18, 70), (18, 70), (17, 68)]
+    assert [(batches, samples) for batches, samples, _ in loaders] == [(18, 70), (18, 70), (17, 68)]

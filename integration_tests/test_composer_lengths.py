@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from integration_tests.composer_jobs import Job, fit_and_record_all, needs_composer, said
+from integration_tests.in_turn import in_turn, said_in_turn
 from integration_tests.output import verdict_lines
 
 pytestmark = needs_composer
@@ -178,15 +179,19 @@ def lengths_in_evaluation(options: dict[str, Any]) -> list[int]:
     return lengths
 
 
-@pytest.mark.parametrize(("totals", "length"), [("show", 8), ("fix", 4)])
 @pytest.mark.usefixtures("one_streaming_job")
-def test_wrong_lengths_of_evaluators_are_reported_and_fixed(run_ranks, totals, length):
+def test_wrong_lengths_of_evaluators_are_reported_and_fixed(run_ranks):
     """The wrong length of an evaluator is reported, and set on request, inside a fit and outside."""
-    results = run_ranks(lengths_in_evaluation, 2, {"totals": totals}, deadline_seconds=90)
-    assert [result.value for result in results] == [[*[length] * 4 * 3, 1]] * 2
-    warnings = [line for line in verdict_lines(results[0]) if "countoff: WrongLength: " in line]
-    assert len(warnings) == 2  # in the fit, and outside of it
-    assert all("evaluator 'shards' counts on 8 batches per epoch and rank; there are 4." in line for line in warnings)
+    lengths = {"show": 8, "fix": 4}
+    jobs = {totals: (lengths_in_evaluation, {"totals": totals}) for totals in lengths}
+    results = run_ranks(in_turn, 2, jobs, deadline_seconds=120)
+    for result in results:
+        assert result.value == {totals: [*[length] * 4 * 3, 1] for totals, length in lengths.items()}
+    for totals, lines in said_in_turn(results[0]).items():
+        warnings = [line for line in lines if "countoff: WrongLength: " in line]
+        assert len(warnings) == 2, totals  # in the fit, and outside of it
+        told = "evaluator 'shards' counts on 8 batches per epoch and rank; there are 4."
+        assert all(told in line for line in warnings), totals
 
 
 def fit_unsized(options: dict[str, Any]) -> Any:
@@ -213,6 +218,7 @@ def fit_unsized(options: dict[str, Any]) -> Any:
 @pytest.mark.usefixtures("one_streaming_job")
 def test_an_unsized_loader_of_proven_length_trains_by_epochs(run_ranks):
     """`totals='fix'` lets Composer train an unsized streaming loader by epochs."""
-    assert [result.value for result in run_ranks(fit_unsized, 2, {"totals": "fix"}, deadline_seconds=90)] == [8, 8]
-    refused = run_ranks(fit_unsized, 2, {}, deadline_seconds=90)
-    assert all("max_duration cannot be specified in epochs" in result.value for result in refused)
+    jobs = {"fixed": (fit_unsized, {"totals": "fix"}), "as it is": (fit_unsized, {})}
+    for result in run_ranks(in_turn, 2, jobs, deadline_seconds=120):
+        assert result.value["fixed"] == 8
+        assert "max_duration cannot be specified in epochs" in result.value["as it is"]

@@ -32,7 +32,7 @@ REST = [
 ]
 CLAIMED_ELSEWHERE = {
     "torch": {
-        "F3": "test_hosts.py",
+        "F3": "test_trace.py",
         "F4": "test_odd_loops.py",
         "F5": "test_trace.py, and the cell of F5-stop",
         **dict.fromkeys(("F11", "F14"), "test_nano_loops.py"),

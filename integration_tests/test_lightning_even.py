@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from countoff.core import DivergenceError
 from countoff.lightning import Countoff
 from integration_tests.digits import BATCH_SIZE, Listed, digits, own_rank, share_loader
-from integration_tests.in_turn import in_turn
+from integration_tests.in_turn import in_turn, said_in_turn
 from integration_tests.lightning_jobs import Classifier, Job, outcome, quiet
 from integration_tests.output import assert_named, verdict_lines
 
@@ -592,25 +592,30 @@ def train_rated(cases: Mapping[str, Case], policies: Sequence[str | None]) -> di
 
 
 def test_loaders_of_one_length_train_to_the_same_bits(run_ranks):
-    """Where all ranks report one length, each batch is read where Lightning reads it, and no sooner."""
-    cases = {"drawing": OddCase(same(5), [5]), "refilled": OddCase(same(5), [5], refilled=True)}
-    for result in run_ranks(train_rated, 2, cases, [None, "stop", "repeat"], deadline_seconds=120):
-        for name in cases:
-            expected = result.value[f"{name}, None"]
-            assert [result.value[f"{name}, {policy}"] for policy in ("stop", "repeat")] == [expected] * 2, name
+    """Where all ranks report one length, each batch is read where Lightning reads it, and no sooner.
 
-
-def test_lightnings_estimate_is_the_same_on_every_rank(run_ranks):
-    """A schedule of `estimated_stepping_batches` has one length, though each rank's loader has its own."""
-    cases = {"sized": Case([[7, 5]], [5], sized=True), "proven": Case([[13, 9]], [9], mapped=True)}
-    results = run_ranks(train_rated, 2, cases, ["stop", "repeat"], deadline_seconds=120)
+    Where they do not, a schedule of `estimated_stepping_batches` has one length all the same.
+    """
+    equal = {"drawing": OddCase(same(5), [5]), "refilled": OddCase(same(5), [5], refilled=True)}
+    uneven = {"sized": Case([[7, 5]], [5], sized=True), "proven": Case([[13, 9]], [9], mapped=True)}
+    jobs = {
+        "equal": (train_rated, equal, [None, "stop", "repeat"]),
+        "uneven": (train_rated, uneven, ["stop", "repeat"]),
+    }
+    results = run_ranks(in_turn, 2, jobs, deadline_seconds=180)
+    for result in results:
+        trained = result.value["equal"]
+        for name in equal:
+            expected = trained[f"{name}, None"]
+            assert [trained[f"{name}, {policy}"] for policy in ("stop", "repeat")] == [expected] * 2, name
     epochs = 2
     for name, lengths in (("sized", (7, 5)), ("proven", (13, 9))):
         for policy, common in (("stop", min(lengths)), ("repeat", max(lengths))):
-            found = [result.value[f"{name}, {policy}"] for result in results]
+            found = [result.value["uneven"][f"{name}, {policy}"] for result in results]
             assert [each[3] for each in found] == [common * epochs] * 2
             assert found[0][:2] == found[1][:2], (name, policy)
-    assert not any("WrongHorizon" in line for result in results for line in verdict_lines(result)), results
+    said = [line for result in results for line in said_in_turn(result)["uneven"]]
+    assert not any("WrongHorizon" in line for line in said), results
 
 
 class Looking(Classifier):

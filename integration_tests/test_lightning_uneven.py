@@ -35,8 +35,8 @@ def at_each_merge(case: str, number: int, position: str) -> bool:
 
 LONGER = ("has batch 5", "ran out of data after 5 batches")
 # tests/core/protocol/test_protocol.py proves that the position of the odd rank changes nothing, on simulated ranks. So
-# one position for each case is enough here, the first and the last in turn; the others are run nightly. So are cases
-# beside which another one differs in nothing that ends a short rank's epoch in another way.
+# one position for each case is enough here, the first and the last in turn; the others are run nightly. So are those
+# in which a short rank's epoch ends as in another case.
 PARTLY_THE_SAME = ("checkpoint", "sync_on_epoch", "accumulate_3")
 POSITIONS = [
     pytest.param(case, position, marks=[] if at_each_merge(case, number, position) else pytest.mark.nightly)

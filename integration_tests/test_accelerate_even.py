@@ -1,6 +1,7 @@
 """Loops of Accelerate and the transformers Trainer whose ranks are uneven, and all take the same number of batches."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -162,7 +163,9 @@ def test_a_loader_with_a_state_resumes_where_the_loop_was(run_ranks):
 
     So it does with Accelerate's `use_stateful_dataloader`.
     """
-    jobs = {f"{workers} workers": (stateful_loaders.resumed, [9, 7], 4, workers) for workers in (0, 2)}
+    jobs: dict[str, tuple[Any, ...]] = {
+        f"{workers} workers": (stateful_loaders.resumed, [9, 7], 4, workers) for workers in (0, 2)
+    }
     jobs["Accelerate"] = (stateful_loaders.resumed_with_accelerate, [9, 7], 4)
     for rank, result in enumerate(run_ranks(in_turn, 2, jobs)):
         for name, (whole, parts) in result.value.items():

@@ -186,15 +186,15 @@ pytest = $(1)/bin/python -m pytest
 unit = $(call pytest,$(1)) core tests -m "not nightly and not alone" -n 2 --dist worksteal $(2) $(PYTEST_FLAGS)
 gpu = $(call pytest,$(1)) integration_tests -m gpu -p integration_tests.gpu_report $(PYTEST_FLAGS)
 # Unit tests that wait for torch's own time-outs. They wait more than they compute, so they wait beside one another.
-alone = $(call pytest,$(1)) tests/core/session/threads -m alone -n 6 --dist worksteal $(2) $(PYTEST_FLAGS)
+alone = $(call pytest,$(1)) tests/core/session/threads -m alone -n 6 --dist worksteal $(2) $(PYTEST_FLAGS) || [ $$? = 5 ]
 # Where all is well, and where a rank is short.
 OLDEST := $(foreach name,torch lightning_healthy lightning_uneven lightning_fabric accelerate_healthy accelerate_uneven \
 	transformers,integration_tests/test_$(name).py)
 # Without the tests that need GPUs, also where there are some: the workers would share them. `make test-gpu` runs those.
-# Tests that must run alone come last: among the others, each would wait until those that run have ended.
+# Tests whose times a busy machine changes come last, one by one. 5: pytest was asked for tests of which none is alone.
 define real
 $(call pytest,$(1)) $(2) -m "not nightly and not gpu and not alone" -n $(WORKERS) --dist worksteal $(3) $(PYTEST_FLAGS)
-$(call pytest,$(1)) $(2) -m "alone and not nightly and not gpu" $(3) $(PYTEST_FLAGS)
+$(call pytest,$(1)) $(2) -m "alone and not nightly and not gpu" $(3) $(PYTEST_FLAGS) || [ $$? = 5 ]
 endef
 # Frameworks' own loggers write with trackers that are on the path of that run alone. What these need else, .venv has.
 define trackers

@@ -62,7 +62,7 @@ class Plan:
     interval: int = 2
     accumulation: int = 1
     epochs: int = 2
-    ticks: int = 20
+    calls: int = 20
 
     @classmethod
     def with_faults(cls, *faults: str) -> Plan:
@@ -75,7 +75,7 @@ class Plan:
             "interval": {"interval": 3},
             "accumulation": {"accumulation": 2},
             "epochs": {"epochs": 3},
-            "schedule": {"ticks": 25},
+            "schedule": {"calls": 25},
         }
         return cls(**{key: value for fault in faults for key, value in odd[fault].items()})
 
@@ -94,7 +94,7 @@ class Plan:
 
     def optimizer(self, model: Any) -> tuple[Any, Any]:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        return optimizer, torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=self.ticks)
+        return optimizer, torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=self.calls)
 
 
 def plain(plan: Plan) -> None:

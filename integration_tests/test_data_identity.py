@@ -90,7 +90,7 @@ def test_right_shares_in_a_plain_loop_give_no_warning(run_ranks):
 
 def test_odd_batches_and_passes_train_to_the_same_bits(run_ranks):
     """No method of a batch is called, no mode sees an operation more, and nothing is said about right passes."""
-    jobs = {"watched": (identity_jobs.odd, True), "bare": (identity_jobs.odd, False)}
+    jobs = {"bare": (identity_jobs.odd, False), "watched": (identity_jobs.odd, True)}
     for result in run_ranks(in_turn, 2, jobs, deadline_seconds=240):
         assert result.value["watched"] == result.value["bare"]
         assert verdict_lines(result) == []

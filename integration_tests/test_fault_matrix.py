@@ -47,10 +47,9 @@ CLAIMED_ELSEWHERE = {
         **dict.fromkeys(("F29", "F30"), "test_datasets.py"),
         "F31": "test_short.py",
     },
-    "accelerate": {**dict.fromkeys(("F19", "F20"), "test_streams.py"), "F24": "the cell of Lightning"},
-    "transformers": {"F24": "the cell of Lightning"},
+    "accelerate": {**dict.fromkeys(("F19", "F20"), "test_streams.py"), "F24": "test_weights.py"},
     "lightning": {"F26": "the cell of Accelerate"},
-    "composer": {"F9": "test_data_identity.py", "F24": "the cell of Lightning"},
+    "composer": {"F9": "test_data_identity.py"},
 }
 """Where each fault is named at each merge, if not by its cell here."""
 CELLS = [

@@ -50,7 +50,7 @@ def assert_count(sentence: str, read: list[list[int]], *, halved: bool) -> None:
 
 def test_right_streams_in_accelerate_give_no_warning(run_ranks):
     """Nothing is said, and the job reads and trains as without countoff, with the same random numbers afterwards."""
-    jobs = {"watched": (stream_jobs.in_accelerate, HEALTHY), "bare": (stream_jobs.in_accelerate, HEALTHY, False)}
+    jobs = {"bare": (stream_jobs.in_accelerate, HEALTHY, False), "watched": (stream_jobs.in_accelerate, HEALTHY)}
     for result in run_ranks(in_turn, 2, jobs, deadline_seconds=300):
         assert verdict_lines(result) == []
         for name, watched, unwatched in zip(HEALTHY, result.value["watched"], result.value["bare"], strict=True):

@@ -85,7 +85,7 @@ def test_pinned_batches_are_taken_as_if_cut_by_hand(run_ranks):
 
 
 JOBS = {
-    # The first fit of a process connects, the later ones use its connections.
+    # The first fit of a process connects, the later ones use its connections. The last one changes constants.
     "a reader that connects late": (even_loops.without_reader, [40, 33]),
     "two loaders and an evaluation": (even_loops.two_loaders,),
     "two passes over one loader": (even_loops.pairs, [9, 7], "stop"),

@@ -220,9 +220,8 @@ class Guard:
         if self.state.world_size == 1:
             self._tell(lambda each: each.fit_started(start, None))
         else:
-            from countoff.core.session.threads.registration import (
-                Registration,
-            )  # imports torch: only where there is another rank
+            # Imports torch: only where there is another rank.
+            from countoff.core.session.threads.registration import Registration
 
             if self._settings.uneven_train != "raise":  # ranks may differ in their lengths
                 self._own_batches = plan.proven_batches_per_epoch

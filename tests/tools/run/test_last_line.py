@@ -21,7 +21,7 @@ def step():
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1).step()
 for number, (body, rank, world_size) in enumerate({cases}):
     if os.fork():
-        os.wait()
+        print(os.waitstatus_to_exitcode(os.wait()[1]))
         continue
     os.dup2(os.open(str(number), os.O_CREAT | os.O_WRONLY), 2)
     torch_distributed = types.SimpleNamespace(
@@ -72,9 +72,17 @@ def last_lines(tmp_path_factory: pytest.TempPathFactory) -> LastLines:
     cases = [*((body, 0, 2) for body, _ in WAYS), *SILENT.values()]
     directory = tmp_path_factory.mktemp("programs")
     command = [sys.executable, "-W", "ignore", "-c", PROGRAM.format(cases=cases)]
-    subprocess.run(command, env=environment, cwd=directory, check=True, timeout=300)
-    printed = {case: (directory / str(number)).read_text().splitlines() for number, case in enumerate(cases)}
-    return lambda case: [line for line in printed[case] if line.startswith("countoff")]
+    done = subprocess.run(
+        command, env=environment, cwd=directory, check=True, timeout=300, stdout=subprocess.PIPE, text=True
+    )
+    printed = {case: (directory / str(number)).read_text() for number, case in enumerate(cases)}
+    exit_codes = dict(zip(cases, map(int, done.stdout.split()), strict=True))
+
+    def lines(case: tuple[str, int, int]) -> list[str]:
+        assert exit_codes[case] == ("raise" in case[0]), printed[case]
+        return [line for line in printed[case].splitlines() if line.startswith("countoff")]
+
+    return lines
 
 
 @pytest.mark.parametrize(("body", "way"), WAYS)

@@ -20,7 +20,7 @@ _LARGEST = 10**18
 _REFERENCE = re.compile(r"\$\{([\w-][\w.-]*)\}")
 _MOST_REFERENCES = 20
 # A number that PyYAML reads as text, as it has no dot or no sign. OmegaConf's own loader reads it as a number.
-_EXPONENT = re.compile(r"([-+]?\d+)(\.\d*)?([eE])([-+]?)(\d+)")
+_EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
 
 class ConfigError(ValueError):

@@ -271,7 +271,10 @@ def test_a_healthy_end_is_silent(run_ranks):
 
 
 def replaces_a_process() -> str:
-    """Ranks 0 and 1 have had a fit; then process 2 takes the place of process 1 in a new process group."""
+    """Ranks 0 and 1 have had a fit; then process 2 takes the place of process 1 in a new process group.
+
+    Process 2 is short. Process 0 is in its last batch when that is told, and long enough to hear it.
+    """
     process, found = own_rank(), ""
     where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     for name, pair in (("before", (0, 1)), ("after", (0, 2))):
@@ -281,8 +284,9 @@ def replaces_a_process() -> str:
         dist.init_process_group("gloo", store=store, rank=pair.index(process), world_size=2)
         try:
             with Countoff(deadline_seconds=10) as countoff:
-                for _ in countoff.train(range(4 - (process == 2))):
-                    pass
+                for number in countoff.train(range(4 - (process == 2))):
+                    if name == "after":
+                        time.sleep(2 if number == 3 else 0.1)
         except DivergenceError as error:
             found = error.verdict.kind
         dist.destroy_process_group()

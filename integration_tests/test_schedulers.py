@@ -142,12 +142,7 @@ def test_torchrun_does_not_repeat_what_is_useless(run_torchrun, tmp_path):
     assert read(tmp_path / "verdict.json")["run"]["torchelastic_restart_count"] == "0"
 
 
-RAISES = """
-from functools import partial
-from integration_tests.lightning_jobs import Job, fit
-from integration_tests.test_faults import fail_at
-fit(Job(train=[5, 5], before=partial(fail_at, 1, 9)))
-"""
+RAISES = "from integration_tests.loops import raises_in_the_loop\nraises_in_the_loop()"
 
 
 @pytest.mark.torchrun

@@ -64,7 +64,7 @@ def test_a_short_rank_is_named_in_a_program_as_it_is(command, tmp_path):
     ("framework", "command", "ended"),
     [
         ("transformers", [*RUN, "--uneven-train", "stop", "--", *TORCHRUN, PROGRAM], "stopped"),
-        ("composer", [*COMPOSER, *MODULE, PROGRAM], "ended"),
+        pytest.param("composer", [*COMPOSER, *MODULE, PROGRAM], "ended", marks=pytest.mark.nightly),
     ],
 )
 def test_uneven_ranks_finish_in_a_program_as_it_is(framework, command, ended, tmp_path):

@@ -40,8 +40,8 @@ def lightning_tables(quick: bool) -> Iterator[Table]:
         progress(f"lightning: epochs, {world_size} ranks")
         clocks = WALL_TIME, THREAD_TIME
         for clock, samples in zip(clocks, on_ranks(rank_jobs.epoch_costs, world_size, repeats(quick))[0], strict=True):
-            title = f"Whole train epochs of 64 batches in Lightning's `Trainer.fit`, per batch, {clock}, ranks: {world_size}"
-            yield compared(title, "µs", samples, against=NO_OP)
+            title = f"Whole train epochs of 64 batches in Lightning's `Trainer.fit`, per batch, {clock}"
+            yield compared(f"{title}, ranks: {world_size}", "µs", samples, against=NO_OP)
 
 
 def repeats(quick: bool) -> int:

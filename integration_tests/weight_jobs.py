@@ -199,6 +199,7 @@ def train_each(trainings: list[Training]) -> list[dict[str, Any]]:
 def without_model() -> str | None:
     """Asks for weights to be compared without a model, and returns the error."""
     devices.join()
+    dist.barrier()  # else this rank ends before the other one has connected to it
     try:
         Countoff(weights_every=2).close()
     except SettingsError as error:

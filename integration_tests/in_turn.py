@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -37,5 +38,5 @@ def said_in_turn(result: RankResult) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for part in re.split(f"^{_HEAD}", result.output, flags=re.MULTILINE)[1:]:
         name, _, output = part.partition("\n")
-        found[name] = printed_lines(RankResult(result.rank, None, 0, output, "", 0.0))
+        found[name] = printed_lines(replace(result, output=output))
     return found

@@ -16,6 +16,17 @@ from integration_tests import devices
 from integration_tests.constants import taken
 from integration_tests.digits import BATCH_SIZE, digits, own_rank, share_loader, weights
 
+QUIET: Mapping[str, Any] = {
+    "strategy": "ddp",
+    "max_epochs": 2,
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "num_sanity_val_steps": 0,
+}
+"""Arguments of a Trainer that prints nothing and writes no file."""
+
 
 class Classifier(pl.LightningModule):
     """A linear classifier of digits, with what a test wants to be synchronised."""
@@ -95,17 +106,7 @@ class Job:
         return [] if self.options is None else [Countoff(**taken(self.options))]
 
     def make_trainer(self, **more: Any) -> pl.Trainer:
-        arguments: dict[str, Any] = {
-            **devices.lightning(),
-            "strategy": "ddp",
-            "max_epochs": 2,
-            "logger": False,
-            "enable_checkpointing": False,
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-            "num_sanity_val_steps": 0,
-            "use_distributed_sampler": True,
-        }
+        arguments = {**devices.lightning(), **QUIET, "use_distributed_sampler": True}
         own = {**self.trainer, **more}
         callbacks = [*self.callbacks(), *own.pop("callbacks", [])]
         return pl.Trainer(**{**arguments, **own}, callbacks=callbacks)

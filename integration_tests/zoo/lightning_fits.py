@@ -19,7 +19,7 @@ from lightning.pytorch.utilities import CombinedLoader
 from countoff.lightning import Countoff
 from integration_tests import devices
 from integration_tests.digits import own_rank
-from integration_tests.lightning_jobs import quiet
+from integration_tests.lightning_jobs import QUIET, quiet
 from integration_tests.zoo.parts import Listed, dataset, network, own_batches, with_workers
 from integration_tests.zoo.registry import healthy
 
@@ -52,17 +52,7 @@ class Module(pl.LightningModule):
 def trainer(options, *callbacks, **arguments):
     """A Trainer that is quiet."""
     quiet()
-    given = {
-        "strategy": "ddp",
-        "max_epochs": 2,
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "num_sanity_val_steps": 0,
-        **arguments,
-    }
-    return pl.Trainer(**devices.lightning(), **given, callbacks=[Countoff(**options), *callbacks])
+    return pl.Trainer(**devices.lightning(), **{**QUIET, **arguments}, callbacks=[Countoff(**options), *callbacks])
 
 
 def loader(samples=64, *, shuffle=True, **more):

@@ -103,7 +103,7 @@ def clear(settings: Settings, rank: int, part: Sequence[int] = ()) -> None:
                 _before[path] = found
     if found and (part or _is_first_of_host()):  # the host's first rank may be in no part, or in another one
         try:
-            if (path in _begun and _is_of_these_ranks(found, part)) or _is_of_an_earlier_run(path):
+            if _is_of_these_ranks(found, part) if path in _begun else _is_of_an_earlier_run(path):
                 os.unlink(path)
         except OSError as error:
             if error.errno not in _GONE:

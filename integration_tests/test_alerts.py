@@ -235,6 +235,7 @@ def test_a_process_that_cannot_raise_has_its_message(run_ranks, tmp_path, receiv
     assert [body["title"].split(": ")[1] for body in bodies_of(receiver)] == ["Stalled"]
 
 
+@pytest.mark.nightly
 @pytest.mark.torchrun
 def test_torchrun_in_a_pod(tmp_path, receiver):
     """The real launcher ends the ranks as soon as one of them has ended."""

@@ -64,7 +64,7 @@ def ends_outside_of_the_loader(how: str) -> None:
         trainer.close()  # ends in a barrier
 
 
-@pytest.mark.parametrize("how", ["raises", "closes"])
+@pytest.mark.parametrize("how", ["raises", pytest.param("closes", marks=pytest.mark.nightly)])
 def test_a_rank_that_raises_is_named_on_every_rank(run_ranks, how):
     """Every rank names the rank whose callback raised, whether or not the program closes the Trainer."""
     results = run_ranks(ends_outside_of_the_loader, 2, how, expect=None, deadline_seconds=60)
@@ -112,6 +112,7 @@ def read_from_s3(options: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("one_streaming_job")
 def test_the_rank_whose_shards_come_late_is_measured(run_ranks, store):
     """Late shards are no fault, and the slowest loader and its rank are known."""

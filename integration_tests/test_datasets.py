@@ -8,9 +8,11 @@ from integration_tests import dataset_jobs
 from integration_tests.output import verdict_lines
 from tests.test_docs import DOCS, blocks
 
-JOBS = [("torch", 4), ("accelerate", 2), ("lightning", 2)]
-JOBS += [pytest.param(*job, marks=pytest.mark.nightly) for job in (("torch", 2), ("accelerate", 4))]
-JOBS += [("transformers", 2), ("fabric", 2)]
+JOBS = [("torch", 4), ("lightning", 2)]
+JOBS += [
+    pytest.param(*job, marks=pytest.mark.nightly)
+    for job in (("torch", 2), ("accelerate", 4), ("transformers", 2), ("fabric", 2))
+]
 ROWS = re.compile(r"rows \d+, \d+, \d+, …")
 PAGE = DOCS / "datasets.md"
 COMMAND = re.compile(r"^\$ .* which\.py (.*)\n([^$]*)", re.MULTILINE)

@@ -91,6 +91,7 @@ def test_the_demo_hangs_is_named_and_trains_when_corrected_or_stopped(tmp_path_f
     assert list(tmp_path.glob("countoff-*")) == []
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("number", "exit_code"),
     [

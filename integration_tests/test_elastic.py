@@ -47,6 +47,7 @@ def said_in_second_attempt(output: str) -> str:
     return output.partition(SECOND)[2]
 
 
+@pytest.mark.nightly
 @pytest.mark.torchrun
 def test_under_torchrun_a_second_attempt_finishes_without_a_word(run_torchrun):
     run = run_torchrun(SCRIPT, 2, options=["--max-restarts=1"], env=OWN_STORE)

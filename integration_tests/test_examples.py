@@ -70,6 +70,7 @@ def test_uneven_ranks_train_to_the_end(run_torchrun, uneven_train, batches, said
     assert run.output.count("countoff: ") == run.output.count(said) == 1, run.output
 
 
+@pytest.mark.nightly
 @pytest.mark.torchrun
 def test_rollouts_of_unequal_length_are_silent_and_unequal_updates_are_named(run_torchrun):
     run = run_torchrun(EXAMPLES / "rollouts_digits.py", 2)

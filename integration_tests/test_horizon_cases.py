@@ -283,12 +283,12 @@ def assert_came_true(sentence: str, outcome: horizon_jobs.Outcome) -> None:
     [
         ("PyTorch", 2),
         pytest.param("DeepSpeed", 2, marks=needs_deepspeed),
-        ("Accelerate", 2),
-        pytest.param("Accelerate on more processes", 4, marks=pytest.mark.nightly),
-        ("Lightning", 2),
         ("Fabric", 2),
-        ("transformers", 2),
-        pytest.param("Composer", 2, marks=needs_composer),
+        pytest.param("Accelerate", 2, marks=pytest.mark.nightly),
+        pytest.param("Accelerate on more processes", 4, marks=pytest.mark.nightly),
+        pytest.param("Lightning", 2, marks=pytest.mark.nightly),
+        pytest.param("transformers", 2, marks=pytest.mark.nightly),
+        pytest.param("Composer", 2, marks=[needs_composer, pytest.mark.nightly]),
     ],
 )
 def test_a_wrong_schedule_is_named_and_a_right_one_is_not(run_ranks, framework, processes):

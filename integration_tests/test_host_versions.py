@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from integration_tests.host_jobs import Case, train_each
 from integration_tests.output import verdict_lines
 
@@ -68,6 +70,7 @@ for batch in countoff.train(loader):
 """
 
 
+@pytest.mark.nightly
 def test_another_variable_on_one_host_is_named(run_torchrun_on_hosts):
     """The whole message, as docs/verdicts.md shows it."""
     runs = run_torchrun_on_hosts(TRAIN, hosts=3, per_host=1)

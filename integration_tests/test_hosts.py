@@ -231,6 +231,7 @@ def test_a_killed_rank_is_named_at_once_on_every_host(run_hosts, framework):
     assert ended[0] < 10, ended
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("seconds", [8, pytest.param(13, marks=nightly)])
 def test_a_partition_that_heals_is_no_fault(run_hosts, seconds):
     """After some seconds in which neither host reaches the other, the job ends well and without a word."""

@@ -102,7 +102,8 @@ def test_ranks_that_are_all_killed_leave_it_to_their_traces(run_ranks, tmp_path)
 
 @pytest.mark.torchrun
 @pytest.mark.parametrize(
-    ("adapter", "moment"), [("torch", "batch"), pytest.param("composer", "start", marks=needs_composer)]
+    ("adapter", "moment"),
+    [("torch", "batch"), pytest.param("composer", "start", marks=[needs_composer, pytest.mark.nightly])],
 )
 def test_under_torchrun_the_killed_rank_is_named(tmp_path, adapter, moment):
     """Composer has a handler of its own for SIGTERM, by which its ranks leave with `sys.exit`."""

@@ -92,7 +92,9 @@ def test_one_rank_that_exits_in_the_middle_is_named(run_ranks):
     assert results[0].exit_code != 0
 
 
-@pytest.mark.parametrize("way", ["return", "exit", pytest.param("catch", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "way", ["return", *(pytest.param(each, marks=pytest.mark.nightly) for each in ("exit", "catch"))]
+)
 def test_one_rank_that_is_gone_before_its_collective_is_named(run_ranks, way):
     """A rank that leaves its loop before a collective is named, by whatever way it left."""
     results = run_ranks(goes_alone, 2, way, expect=None, finalise=True)

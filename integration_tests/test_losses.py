@@ -77,7 +77,7 @@ def retried(kind: str) -> tuple[str, str]:
     raise AssertionError("it has always run out of memory")
 
 
-@pytest.mark.parametrize("destroys", [False, True])
+@pytest.mark.parametrize("destroys", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_a_rank_that_alone_catches_its_exception_is_named(run_ranks, destroys):
     """The others stand in the collective of that batch, or their collective fails."""
     results = run_ranks(one_retries, 3, destroys, expect=None, finalise=True)

@@ -11,6 +11,7 @@ import pytest
 from integration_tests import micro_jobs
 from integration_tests.harness import RankResult, Watch
 from integration_tests.micro_jobs import Micro
+from integration_tests.nightly import nightly_but
 
 
 def said(results: list[RankResult], cases: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -145,7 +146,7 @@ FRAMEWORKS = {
 }
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", nightly_but(("lightning", "composer", "accelerate"), FRAMEWORKS))
 def test_the_frameworks_count_the_passes_that_they_run(run_ranks, framework):
     """A healthy job is silent, with the bits of a job without countoff; an extra pass on one rank is named."""
     train, healthy, faulty = FRAMEWORKS[framework]

@@ -121,6 +121,7 @@ def test_lightning(run_ranks, tmp_path):
     assert_named(results, again, {})
 
 
+@pytest.mark.nightly
 def test_lightning_on_other_numbers_of_ranks(run_ranks, tmp_path):
     """One rank is compared too, and what two ranks wrote is resumed by four."""
     from integration_tests import lightning_resumes as jobs
@@ -141,6 +142,7 @@ def test_lightning_on_other_numbers_of_ranks(run_ranks, tmp_path):
     assert found(results[0], "abc") == {"a": [], "b": [], "c": [BEGUN_ON_MORE_RANKS]}
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
 def test_transformers(run_ranks, tmp_path):
     """The Trainer's resumes, right and wrong; the right ones once more from what the resumed run has written."""
@@ -253,6 +255,7 @@ def test_composer(run_ranks, tmp_path):
     assert_named(run_ranks(jobs.resume_at, 2, list(again.values()), places, str(second)), again, {})
 
 
+@pytest.mark.nightly
 @needs_composer
 @pytest.mark.usefixtures("one_streaming_job")
 def test_composer_on_more_ranks(run_ranks, tmp_path):
@@ -270,6 +273,7 @@ def test_composer_on_more_ranks(run_ranks, tmp_path):
     }
 
 
+@pytest.mark.nightly
 def test_fabric(run_ranks, tmp_path):
     """Resumes of a script that keeps countoff in the state it saves, right and wrong."""
     from integration_tests import fabric_resumes as jobs

@@ -42,7 +42,7 @@ def start(command: Sequence[str], directory: Path, **more: str) -> tuple[int, st
 @pytest.mark.parametrize(
     "command",
     [
-        [*TORCHRUN, *MODULE, PROGRAM],
+        pytest.param([*TORCHRUN, *MODULE, PROGRAM], marks=pytest.mark.nightly),
         [*RUN, "--report", "--trace-dir", "trace", "--", *TORCHRUN, PROGRAM],
     ],
     ids=["in front of the script", "in front of the launcher"],
@@ -102,6 +102,7 @@ def test_a_loop_of_its_own_hears_at_its_end_what_to_add(framework, made, tmp_pat
     assert f"make {made}, and iterate countoff.train(loader): from countoff.{framework} import Countoff." in line
 
 
+@pytest.mark.nightly
 def test_a_program_of_one_process_hears_nothing(tmp_path):
     """It has nothing to compare."""
     torchrun = [*TORCHRUN[:-1], "--nproc-per-node=1"]
@@ -127,7 +128,13 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize(("way", "code", "times"), [("trains", 0, 1), ("raise", 1, 0), ("serves", 0, 0)])
+@pytest.mark.parametrize(
+    ("way", "code", "times"),
+    [
+        ("trains", 0, 1),
+        *(pytest.param(*each, marks=pytest.mark.nightly) for each in (("raise", 1, 0), ("serves", 0, 0))),
+    ],
+)
 def test_ranks_of_multiprocessing_hear_it_too(way, code, times, tmp_path):
     """Such a rank skips what is registered for its end. One that fails, or trains nothing, hears nothing."""
     (tmp_path / "train.py").write_text(SPAWNS)

@@ -145,6 +145,7 @@ def test_torchrun_does_not_repeat_what_is_useless(run_torchrun, tmp_path):
 RAISES = "from integration_tests.loops import raises_in_the_loop\nraises_in_the_loop()"
 
 
+@pytest.mark.nightly
 @pytest.mark.torchrun
 def test_torchrun_does_not_repeat_what_has_come_again(run_torchrun, tmp_path):
     """An exception may be bad luck. After the second one in the same batch, no third attempt is made."""

@@ -57,11 +57,11 @@ def test_equal_passes_and_passes_that_gather_nothing_are_silent(run_ranks):
     ("framework", "world_size"),
     [
         ("lightning", 2),
-        ("fabric", 2),
+        pytest.param("fabric", 2, marks=pytest.mark.nightly),
         pytest.param("fabric", 4, marks=pytest.mark.nightly),
         ("accelerate", 2),
-        ("transformers", 2),
-        ("composer", 2),
+        pytest.param("transformers", 2, marks=pytest.mark.nightly),
+        pytest.param("composer", 2, marks=pytest.mark.nightly),
     ],
 )
 def test_passes_of_a_model_that_a_framework_holds_are_compared(run_ranks, framework, world_size):

@@ -13,6 +13,7 @@ pytest.importorskip("torchdata")
 
 from integration_tests import short_jobs
 from integration_tests.composer_jobs import said
+from integration_tests.nightly import nightly_but
 
 EMPTY = "train epoch 1 gave 0 of 10 batches"
 FEW = "train epoch 1 gave 5 of 10 batches"
@@ -48,7 +49,7 @@ DUE = {
 }
 
 
-@pytest.mark.parametrize("framework", DUE)
+@pytest.mark.parametrize("framework", nightly_but(("Lightning", "loops"), DUE))
 def test_a_run_that_ends_too_early_is_named(run_ranks, tmp_path, framework):
     if framework == "Composer" and find_spec("composer") is None:
         pytest.skip("Composer needs torch 2.7.0")

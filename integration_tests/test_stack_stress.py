@@ -16,6 +16,7 @@ def stress(*options: str, samples: int) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=3000)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("end", ENDS)
 def test_a_process_that_is_sampled_ends_as_it_would(end: str) -> None:
     ran = stress("--end", end, samples=300)

@@ -10,6 +10,7 @@ from integration_tests.output import verdict_lines
 CPU = {"ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1"}
 
 
+@pytest.mark.nightly
 def test_supervised_fine_tuning_is_left_alone_to_the_bit(run_ranks):
     """TRL's SFTTrainer prints nothing and ends with the weights it has without countoff."""
     for result in run_ranks(jobs.with_and_without, 2, [22, 22], env=CPU, deadline_seconds=200):

@@ -10,3 +10,5 @@ SOURCE_PATH = os.pathsep.join(map(str, SOURCE_ROOTS))
 """The same for `PYTHONPATH`."""
 DOCS = ROOT / "docs"
 GOLDEN = ROOT / "tests" / "golden"
+USER_PROGRAM = ROOT / "tests" / "user_program.py"
+"""What a user may write, for type checkers."""

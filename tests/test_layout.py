@@ -1,6 +1,7 @@
 """The house: which module may import which, and what an import must not load."""
 
 import ast
+import functools
 import graphlib
 import re
 import subprocess
@@ -75,6 +76,13 @@ THEIRS = {"_", "_fields", "_replace", "_schedulers"}
 """Private names of ours that also are names of Python's named tuples and of torch's schedulers."""
 
 
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    """The syntax tree of a file."""
+    return ast.parse(path.read_text("utf-8"))
+
+
+@functools.cache
 def modules() -> dict[str, Path]:
     """Every module of countoff by its dotted name."""
     found: dict[str, Path] = {}
@@ -99,7 +107,7 @@ def imported(path: Path, known: set[str], *, types: bool) -> set[str]:
                 yield from statements(node)
 
     names: set[str] = set()
-    for node in statements(ast.parse(path.read_text("utf-8"))):
+    for node in statements(tree_of(path)):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
@@ -108,6 +116,7 @@ def imported(path: Path, known: set[str], *, types: bool) -> set[str]:
     return names & known
 
 
+@functools.cache
 def graph(*, types: bool = False) -> dict[str, set[str]]:
     known = modules()
     return {name: imported(path, set(known), types=types) - {name} for name, path in known.items()}
@@ -179,7 +188,7 @@ NAMES_THEM = {
 
 def named_in(path: Path) -> list[str]:
     """The frameworks that a module's code names; its docstrings and comments may name where a rule comes from."""
-    tree = ast.parse(path.read_text("utf-8"))
+    tree = tree_of(path)
     texts = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     found = [
         *(node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in texts),
@@ -249,7 +258,7 @@ def test_adapters_keep_to_their_own_private_package() -> None:
 
 def test_unit_tests_need_nothing_of_the_integration_tests() -> None:
     for path in sorted((ROOT / "tests").rglob("*.py")):
-        tree = ast.parse(path.read_text("utf-8"))
+        tree = tree_of(path)
         names = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
         assert not [name for name in names if name.startswith("integration_tests")], path
 
@@ -270,7 +279,7 @@ def test_tests_that_run_alone_are_where_they_are_looked_for() -> None:
 def private_names(path: Path) -> set[str]:
     """The private names that a file defines: functions, classes, and what is assigned to a name or to `self`."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             found.add(node.name)
         elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
@@ -281,7 +290,7 @@ def private_names(path: Path) -> set[str]:
 def names_used(path: Path) -> set[str]:
     """The names by which a file reaches into objects: attributes, imported names, and strings as for `setattr`."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Attribute):
             found.add(node.attr)
         elif isinstance(node, ast.ImportFrom) and not (node.module or "").startswith("countoff._"):

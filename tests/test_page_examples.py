@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.paths import ROOT, SOURCE_ROOTS
+from tests.paths import ROOT, SOURCE_ROOTS, USER_PROGRAM
 from tests.test_docs import PAGES, blocks
 
 PYTHON = {str(page.relative_to(ROOT)): found for page in PAGES if (found := blocks(page, "python"))}
@@ -91,11 +91,11 @@ def as_module(page: str) -> str:
 
 @pytest.fixture(scope="module")
 def complaints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """What the type checker says about each page."""
+    """What the type checker says about each page and the user's program: it reads torch and the frameworks once."""
     pytest.importorskip("pyright")
     directory = tmp_path_factory.mktemp("pages")
     (directory / "pyrightconfig.json").write_text(json.dumps(CONFIGURATION))
-    texts = {"wrong": WRONG, **{page: as_module(page) for page in PYTHON}}
+    texts = {"wrong": WRONG, "strict": USER_PROGRAM.read_text("utf-8"), **{page: as_module(page) for page in PYTHON}}
     modules = {page: directory / f"page_{number}.py" for number, page in enumerate(texts)}
     for page, module in modules.items():
         module.write_text(texts[page])
@@ -130,3 +130,8 @@ def test_a_wrong_argument_would_be_found(complaints: dict[str, list[str]]) -> No
         'No parameter named "train_loader"',
         '"CountOff" is not defined',
     ]
+
+
+def test_a_users_program_is_accepted_in_strict_mode(complaints: dict[str, list[str]]) -> None:
+    """Nothing that a user calls has a type that is not known. The program says itself that it is strict."""
+    assert complaints["strict"] == []

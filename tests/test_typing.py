@@ -2,14 +2,13 @@
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.paths import ROOT
+from tests.paths import USER_PROGRAM
 
 pytest.importorskip("pyright", reason="of the environments of the tests, those with `dev` have the type checkers")
 
@@ -50,21 +49,9 @@ def test_a_misspelt_option_and_a_wrong_value_are_errors_of_the_type_checker(tmp_
         assert name in found[number]
 
 
-USER_PROGRAM = ROOT / "tests" / "user_program.py"
-
-
-def test_pyright_accepts_a_users_program_in_its_strict_mode(tmp_path: Path) -> None:
-    """Nothing that a user calls has a type that is not known. The program says itself that it is strict."""
-    program = str(shutil.copy(USER_PROGRAM, tmp_path))  # without this repository's own settings
-    check([sys.executable, "-m", "pyright", "--pythonpath", sys.executable, program], tmp_path)
-
-
 @pytest.mark.nightly  # it reads all of torch and of the frameworks
 def test_mypy_accepts_a_users_program_in_its_strict_mode(tmp_path: Path) -> None:
-    check([sys.executable, "-m", "mypy", "--strict", "--no-incremental", str(USER_PROGRAM)], tmp_path)
-
-
-def check(command: list[str], place: Path) -> None:
-    """Runs a type checker; fails the test with its output if it finds an error."""
-    run = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, cwd=place)
+    """Nothing that a user calls has a type that is not known. For pyright, that is in `test_page_examples.py`."""
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-incremental", str(USER_PROGRAM)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, cwd=tmp_path)
     assert run.returncode == 0, run.stdout + run.stderr

@@ -14,7 +14,7 @@ from tests.paths import SOURCE_PATH
 
 PROGRAM = """
 import os, sys, types
-import torch
+import torch, torch._dynamo  # which an optimizer imports: once, not in each fork
 from countoff._run.process_group import hook
 from countoff.core.session.threads import first_fit
 def step():

@@ -8,7 +8,7 @@ a store. What a pass leaves in the store is looked up there once all ranks have 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from benchmarks.results import Table, progress
 from benchmarks.scale import Simulation
@@ -34,12 +34,10 @@ class EvenEpoch:
 
     Attributes:
         number: Number of the epoch.
-        policy: Whether a rank that ends stops the others or begins again; all ranks end alike.
         lookahead: Batches that each rank fetches ahead.
     """
 
     number: int
-    policy: Literal["stop", "repeat"]
     lookahead: int
 
     def name(self, what: str) -> str:
@@ -47,10 +45,7 @@ class EvenEpoch:
         return f"{self.number}: {what}"
 
 
-EPOCHS = [
-    *(EvenEpoch(number, "stop", lookahead) for number, lookahead in enumerate(_LOOKAHEADS)),
-    EvenEpoch(len(_LOOKAHEADS), "repeat", _LOOKAHEADS[0]),
-]
+EPOCHS = [EvenEpoch(number, lookahead) for number, lookahead in enumerate(_LOOKAHEADS)]
 
 
 def measure(world_size: int) -> tuple[Simulation, list[int]]:
@@ -65,7 +60,7 @@ def measure(world_size: int) -> tuple[Simulation, list[int]]:
         simulation.count_off()
         simulation.sync_point("fit", "_pass", "fit_start", "the fit")
         for epoch in EPOCHS:
-            progress(f"credits: {world_size} ranks, {epoch.policy}, look-ahead {epoch.lookahead}")
+            progress(f"credits: {world_size} ranks, look-ahead {epoch.lookahead}")
             run(simulation, epoch)
             left.append(len(left_by_credits(simulation)))
         verdicts = [verdict for of_group, _ in simulation.call("verdicts") for verdict in of_group]
@@ -79,7 +74,7 @@ def run(simulation: Simulation, epoch: EvenEpoch) -> None:
     warm_up = epoch.lookahead  # the look-ahead is filled, which is not measured
     until = warm_up + _BATCHES
     simulation.sync_point_of_one("train start", "train_start", epoch.number)
-    simulation.call("begin_even", epoch.policy, epoch.lookahead, until + epoch.lookahead)
+    simulation.call("begin_even", epoch.lookahead, until + epoch.lookahead)
     train(simulation, epoch.name("warm-up"), warm_up)
     train(simulation, epoch.name(_GRANTS), until)
     train(simulation, epoch.name(_END), until + epoch.lookahead + 1)
@@ -107,7 +102,7 @@ def left_by_credits(simulation: Simulation) -> list[str]:
     entries = [key for key in (f"log/{index}" for index in range(length)) if channel.has(key)]
     return [
         *(key for key in sorted(keys) if channel.has(key)),
-        *(key for key in entries if channel.get(key)["type"] in ("grant", "ends", "more", "stop")),
+        *(key for key in entries if channel.get(key)["type"] in ("grant", "ends", "stop")),
     ]
 
 
@@ -122,7 +117,7 @@ def tables(quick: bool, sizes: Sequence[int] = ()) -> Iterator[Table]:
 
 def grown(ranks: int, batch_seconds: float) -> Credits:
     """Returns the credits of a long pass whose batches take so long, with the default look-ahead and a prompt store."""
-    credits = Credits(0, "stop", constants.LOOKAHEAD, 0, ranks=ranks)
+    credits = Credits(0, constants.LOOKAHEAD, ranks=ranks)
     for now in (batch * batch_seconds for batch in range(100)):
         for credit in credits.fetched(now):
             credits.receive(cast(AddOne, credit).entry, now)
@@ -154,7 +149,7 @@ def growth(sizes: Sequence[int]) -> Table:
 
 def batches(simulations: dict[int, Simulation]) -> Table:
     rows: list[dict[str, Any]] = []
-    for epoch in (epoch for epoch in EPOCHS if epoch.policy == "stop"):
+    for epoch in EPOCHS:
         for size, simulation in simulations.items():
             cost = simulation.costs[epoch.name(_GRANTS)]
             row: dict[str, Any] = {"lookahead": epoch.lookahead, "batches of a block": epoch.lookahead // 2}
@@ -178,7 +173,7 @@ def ends(measured: dict[int, tuple[Simulation, list[int]]]) -> Table:
     for place, epoch in enumerate(EPOCHS):
         for size, (simulation, left) in measured.items():
             end, closing = (simulation.costs[epoch.name(what)] for what in (_END, _CLOSING))
-            row: dict[str, Any] = {"policy": epoch.policy, "lookahead": epoch.lookahead, "ranks": size}
+            row: dict[str, Any] = {"lookahead": epoch.lookahead, "ranks": size}
             row |= {"common end, operations per rank": end.total(0) / size, "host's CPU ms": end.host_seconds * 1e3}
             row |= {"sync point and roll call, operations per rank": closing.total(0) / size}
             rows.append(row | {"keys and entries left": left[place]})

@@ -34,19 +34,18 @@ from tests.relay import slow_store
 
 GOAL = 1.02
 """At `_GOAL_MS`, a pass may take so many times as long as with `uneven_train="raise"`."""
-NOTHING, OFF, STOP, REPEAT, JOIN, FLAG = "nothing", "`raise` (off)", "`stop`", "`repeat`", "`Join`", "all_reduce"
+NOTHING, OFF, STOP, JOIN, FLAG = "nothing", "`raise` (off)", "`stop`", "`Join`", "all_reduce"
 OFF_AGAIN = "off, once more"
 """The same as `OFF`: how far the two are apart is the machine's own noise."""
-STOP_UNEVEN, REPEAT_UNEVEN = "`stop`, uneven", "`repeat`, uneven"
-STOP_PROVEN = "`stop`, proven lengths"
+STOP_UNEVEN, STOP_PROVEN = "`stop`, uneven", "`stop`, proven lengths"
 _COMPARED = {"nothing": NOTHING, "off": OFF}
-EQUAL = NOTHING, OFF, OFF_AGAIN, STOP, REPEAT, JOIN, FLAG
-ALL = *EQUAL, STOP_UNEVEN, REPEAT_UNEVEN, STOP_PROVEN
+EQUAL = NOTHING, OFF, OFF_AGAIN, STOP, JOIN, FLAG
+ALL = *EQUAL, STOP_UNEVEN, STOP_PROVEN
 SLEEPS, COMPUTES = "sleeps", "computes"
 LOOKAHEADS = 2, 4, 8
 DELAYS_MS = 0.0, 2.0, 10.0, 40.0
 _GOAL_MS = 5
-_POLICY = {STOP_UNEVEN: "stop", STOP_PROVEN: "stop", STOP: "stop", REPEAT_UNEVEN: "repeat", REPEAT: "repeat"}
+_MADE_EVEN = STOP, STOP_UNEVEN, STOP_PROVEN
 _STEP_BATCHES = {1: 128, 5: 96, 50: 16}
 _STEP_ROUNDS = {1: 5, 5: 8, 50: 3}
 _WIDTH = 64
@@ -226,8 +225,6 @@ def loader_of(mode: str, case: Case) -> DataLoader[Any]:
     rank, world_size, count = dist.get_rank(), dist.get_world_size(), case.batches
     if mode == STOP_UNEVEN:
         count += _UNEVEN_BY * (world_size - 1 - rank)
-    elif mode == REPEAT_UNEVEN:
-        count = max(1, count - _UNEVEN_BY * rank)
     data = torch.randn(count, 8, _WIDTH, generator=torch.Generator().manual_seed(rank))
     workers: dict[str, Any] = {"num_workers": case.workers}
     if case.workers:  # a rank of the harness would otherwise start a forkserver of its own
@@ -277,8 +274,7 @@ def equipped(
             yield loader, _nothing
     else:
         put(LOOKAHEAD=case.lookahead)
-        options: dict[str, Any] = {"uneven_train": _POLICY.get(mode, "raise")}
-        with Countoff(**options) as countoff:
+        with Countoff(uneven_train="stop" if mode in _MADE_EVEN else "raise") as countoff:
             batches: Any = countoff.train(loader)
             if mode == STOP_PROVEN:
                 len(batches)  # begins the fit with the loader, whose length it proves
@@ -369,7 +365,7 @@ def rows_of(step_ms: float, found: Mapping[str, Passes], *, credits: bool) -> li
         row |= {f"÷ {name}": text_of_ratios(ratios(found, mode, to)) for name, to in _COMPARED.items() if to in found}
         of_batches = [quartiles(found[each].batches)[1] for each in (mode, OFF)]
         row |= {"median batch ÷ off": f"{of_batches[0] / of_batches[1]:.3f}"}
-        if mode in _POLICY and credits:
+        if mode in _MADE_EVEN and credits:
             row |= {"waits": f"{quartiles(passes.waits)[1]:g}, most {max(passes.waits)}"}
             row |= {"waited ms": quartiles(passes.waited)[1] * 1e3, "goal": goal(step_ms, mode, found)}
         rows.append(row)
@@ -411,9 +407,9 @@ def look_aheads(quick: bool) -> Table:
     batches, rounds = (16, 2) if quick else (_STEP_BATCHES[_GOAL_MS], _STEP_ROUNDS[_GOAL_MS])
     for lookahead in LOOKAHEADS[:1] if quick else LOOKAHEADS:
         progress(f"even: look-ahead {lookahead}")
-        case = Case((OFF, STOP, REPEAT), _GOAL_MS, batches, rounds, _WORKERS, lookahead=lookahead)
+        case = Case((OFF, STOP), _GOAL_MS, batches, rounds, _WORKERS, lookahead=lookahead)
         found = on_ranks(measure, 2, case)[0]
-        of_policies = [row for row in rows_of(_GOAL_MS, found, credits=True) if row["mode"] in _POLICY]
+        of_policies = [row for row in rows_of(_GOAL_MS, found, credits=True) if row["mode"] in _MADE_EVEN]
         rows += [{"lookahead": lookahead} | row for row in of_policies]
     return Table(
         f"Even passes: look-aheads at {_GOAL_MS} ms, 2 ranks, loader workers: {_WORKERS}, a batch sleeps", rows

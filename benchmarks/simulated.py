@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from typing import Any, Literal
+from typing import Any
 
 from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]  (public in torch's documentation)
 
@@ -209,13 +209,13 @@ class SimulatedRank:
         self.even: EvenPass | None = None
         self.begun: tuple[RollCall, FitStart] | None = None
 
-    def begin_even(self, policy: Literal["stop", "repeat"], lookahead: int, batches: int) -> None:
+    def begin_even(self, lookahead: int, batches: int) -> None:
         """Makes the open train epoch an even pass over a loader with so many batches. Its blocks do not grow."""
         credits_of_protocol._GROWTH = 1  # pyright: ignore[reportPrivateUsage]  (a busy machine decides on it otherwise)
         span = self.state.spans[-1]
-        credits = Credits(span.opened, policy, lookahead, self.state.rank)
+        credits = Credits(span.opened, lookahead)
         self.state.begin_credits(span, credits)
-        self.even = EvenPass(self.state, span, credits, iter(range(batches)), lambda: iter(range(batches)))
+        self.even = EvenPass(self.state, span, credits, iter(range(batches)))
 
     def train(self, until: int) -> bool:
         """Takes batches without waiting, until it has that many; returns whether it has, or the pass is over."""
@@ -377,10 +377,10 @@ class RankGroup:
                 rank.guard.batch()
             rank.turn(self.writer_channel)
 
-    def begin_even(self, policy: Literal["stop", "repeat"], lookahead: int, batches: int) -> None:
+    def begin_even(self, lookahead: int, batches: int) -> None:
         """Every rank's open train epoch becomes an even pass."""
         for rank in self.ranks:
-            rank.begin_even(policy, lookahead, batches)
+            rank.begin_even(lookahead, batches)
 
     def train(self, until: int) -> tuple[bool, int]:
         """Every rank takes the batches that it is granted, up to that many, and writes what is due.

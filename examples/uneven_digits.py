@@ -1,12 +1,11 @@
 """A plain PyTorch loop on uneven data that trains to the end: every rank takes as many batches as the shortest one.
 
     torchrun --standalone --nproc-per-node 2 examples/uneven_digits.py
-    torchrun --standalone --nproc-per-node 2 examples/uneven_digits.py --uneven-train repeat
+    torchrun --standalone --nproc-per-node 2 examples/uneven_digits.py --uneven-train raise
 
 The digits are in 47 files of one batch each, and each rank reads whole files: of two ranks, the last one has 23 batches
-and the other 24. With `stop`, every epoch has 23 batches on both. With `repeat`, it has 24, and the last rank takes one
-of its batches twice. With `raise`, the default of countoff, the job stops where the last rank has no batch. Runs on the
-CPU, with gloo.
+and the other 24. With `stop`, every epoch has 23 batches on both. With `raise`, the default of countoff, the job stops
+where the last rank has no batch. Runs on the CPU, with gloo.
 
 Needs: pip install 'countoff[torch]' scikit-learn
 """
@@ -38,7 +37,7 @@ class Files(IterableDataset):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--uneven-train", choices=["raise", "stop", "repeat"], default="stop")
+    parser.add_argument("--uneven-train", choices=["raise", "stop"], default="stop")
     uneven_train = parser.parse_args().uneven_train
     dist.init_process_group("gloo")
 

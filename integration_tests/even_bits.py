@@ -160,11 +160,9 @@ def random_states() -> str:
 
 
 def equal(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Trains on loaders that are of one length on all ranks, without countoff, and with each policy."""
+    """Trains on loaders that are of one length on all ranks, without countoff, and with `stop`."""
     devices.join()
-    return {
-        name: {str(policy): run(LOADERS[name](EQUAL), policy) for policy in (None, "stop", "repeat")} for name in names
-    }
+    return {name: {str(policy): run(LOADERS[name](EQUAL), policy) for policy in (None, "stop")} for name in names}
 
 
 def uneven(lengths: Sequence[int], names: Sequence[str]) -> dict[str, Any]:
@@ -193,14 +191,14 @@ def unreadable(lengths: Sequence[int]) -> list[int]:
     return counts
 
 
-def by_length(lengths: Sequence[int], policy: Any) -> dict[str, Any]:
+def by_length(lengths: Sequence[int]) -> dict[str, Any]:
     """Trains a loop that makes its schedule of a pass's length, and steps after each second batch and the last one."""
     devices.join()
     loader = DataLoader(TensorDataset(*share(lengths[own_rank()])), batch_size=_SIZE, shuffle=True)
     model = devices.ddp(torch.nn.Linear(64, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     steps = 0
-    with countoff.torch.Countoff(optimizer=optimizer, uneven_train=policy) as fit:
+    with countoff.torch.Countoff(optimizer=optimizer, uneven_train="stop") as fit:
         batches: Any = fit.train(loader)
         length = len(batches)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=length * EPOCHS)
@@ -225,7 +223,7 @@ def accelerated() -> dict[bool, dict[str, Any]]:
 
     accelerator = Accelerator(cpu=True)
     found: dict[bool, dict[str, Any]] = {}
-    for workers, policy in itertools.product((False, True), (None, "stop", "repeat")):
+    for workers, policy in itertools.product((False, True), (None, "stop")):
         for seed in (torch.manual_seed, random.seed, numpy.random.seed):
             seed(own_rank())
         samples = Drawing(2 * EQUAL)

@@ -69,7 +69,6 @@ class Case:
 
     Attributes:
         epochs: For each epoch, the batches of each rank.
-        policy: The option `uneven_train`.
         accumulate: Batches per optimizer step.
         leave_after: Batches of an epoch after which all ranks leave the loop; None: they do not.
         evaluate_after: The batch of an epoch after which all ranks evaluate; None: they do not.
@@ -80,7 +79,6 @@ class Case:
     """
 
     epochs: Sequence[Sequence[int]]
-    policy: Any = "stop"
     accumulate: int = 1
     leave_after: int | None = None
     evaluate_after: int | None = None
@@ -92,10 +90,7 @@ class Case:
 
 def cut_by_hand(case: Case, loader: Any) -> Iterator[Any]:
     """The batches of one epoch as every rank must take them."""
-    each = case.epochs[loader.dataset.epoch]
-    total = min(each) if case.policy == "stop" else max(each)
-    batches = itertools.chain.from_iterable(itertools.repeat(loader)) if case.policy == "repeat" else iter(loader)
-    return itertools.islice(batches, total)
+    return itertools.islice(loader, min(case.epochs[loader.dataset.epoch]))
 
 
 def run(case: Case, counts: bool) -> dict[str, Any]:
@@ -116,7 +111,7 @@ def run(case: Case, counts: bool) -> dict[str, Any]:
     countoff: Any = None
     with contextlib.ExitStack() as stack:
         if counts:
-            countoff = Countoff(optimizer=optimizer, uneven_train=case.policy, **constants.taken(case.options))
+            countoff = Countoff(optimizer=optimizer, uneven_train="stop", **constants.taken(case.options))
             stack.enter_context(countoff)
         for epoch in range(len(case.epochs)):
             dataset.epoch = epoch
@@ -218,11 +213,11 @@ def troubled(trouble: Callable[[], None], at: int = 4) -> list[int]:
     return taken
 
 
-def leave_alone(policy: Any) -> None:
+def leave_alone() -> None:
     """Rank 1 leaves the loop alone, after its third batch."""
     devices.join()
     loader = DataLoader(Shards([[9, 9]]), batch_size=None)
-    with Countoff(uneven_train=policy) as countoff:
+    with Countoff(uneven_train="stop") as countoff:
         for number, _ in enumerate(countoff.train(loader)):
             dist.barrier()
             if own_rank() == 1 and number == 2:
@@ -230,13 +225,13 @@ def leave_alone(policy: Any) -> None:
         dist.barrier()
 
 
-def pairs(lengths: Sequence[int], policy: Any) -> list[tuple[list[float], list[float]]]:
+def pairs(lengths: Sequence[int]) -> list[tuple[list[float], list[float]]]:
     """Trains on pairs of batches from two passes over one loader that are open at the same time, for two epochs."""
     devices.join()
     # With a worker, a pass looks ahead, and so finds its end though the other one ends the loop first.
     loader = DataLoader(Shards([lengths]), batch_size=None, num_workers=1, multiprocessing_context="fork")
     found: list[tuple[list[float], list[float]]] = []
-    with Countoff(uneven_train=policy) as countoff:
+    with Countoff(uneven_train="stop") as countoff:
         for _ in range(2):
             found.append(([], []))
             for one, other in zip(countoff.train(loader), countoff.train(loader), strict=False):

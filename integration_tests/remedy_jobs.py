@@ -250,16 +250,6 @@ def in_order(*, sets: bool, shuffle: bool = True) -> Heard:
     return plain(loader, epochs=3, before_epoch=_epochs_of(loader) if sets else lambda _: None)
 
 
-class Once:
-    """A loader that gives its batches only once."""
-
-    def __init__(self, loader: Any) -> None:
-        self._iterator = iter(loader)
-
-    def __iter__(self) -> Any:
-        return self._iterator
-
-
 ANY = "Countoff(..., uneven_train='stop')"
 TORCH: Mapping[str, Case] = {
     "torch: a rank's stream is short": Case(
@@ -391,29 +381,9 @@ TORCH: Mapping[str, Case] = {
         lambda: plain(rows(3, 0), uneven_train="stop"),
         {"give every rank data for at least one batch": lambda: plain(rows(3, 3), uneven_train="stop")},
     ),
-    "torch: a rank without data, with 'repeat'": Case(
-        lambda: plain(rows(3, 0), uneven_train="repeat"),
-        {"give every rank data for at least one batch": lambda: plain(rows(3, 3), uneven_train="repeat")},
-    ),
-    "torch: what gives its batches once, with 'repeat'": Case(
-        lambda: plain(Once(rows(5, 3)), uneven_train="repeat"),
-        {
-            "use a loader that starts from its first batch": lambda: plain(rows(5, 3), uneven_train="repeat"),
-            "uneven_train='stop'": lambda: plain(Once(rows(5, 3)), uneven_train="stop"),
-        },
-        {"use a loader that starts from its first batch": "Repeated", "uneven_train='stop'": "Truncated"},
-    ),
     "torch: uneven_train='stop'": Case(
         lambda: plain(rows(5, 3), uneven_train="stop"),
-        {
-            "give every rank the same number of batches": lambda: plain(rows(3, 3), uneven_train="stop"),
-            "uneven_train='repeat'": lambda: plain(rows(5, 3), uneven_train="repeat"),
-        },
-        {"uneven_train='repeat'": "Repeated"},
-    ),
-    "torch: uneven_train='repeat'": Case(
-        lambda: plain(rows(5, 3), uneven_train="repeat"),
-        {"give every rank the same number of batches": lambda: plain(rows(3, 3), uneven_train="repeat")},
+        {"give every rank the same number of batches": lambda: plain(rows(3, 3), uneven_train="stop")},
     ),
     "torch: uneven_eval='stop'": Case(
         lambda: evaluating(rows(3, 2), uneven_eval="stop"),

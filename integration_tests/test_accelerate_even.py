@@ -65,17 +65,6 @@ def test_all_ranks_of_accelerate_take_the_same_batches(run_ranks):
     assert verdict_lines(results[1]) == []
 
 
-def test_short_ranks_of_accelerate_repeat_their_streams(run_ranks):
-    """With `repeat` every epoch has the most batches of any rank, on all ranks."""
-    loop = Loop(batches=[9, 4], loader=UNSHARED, accumulation=2, options={"uneven_train": "repeat"})
-    results = run_ranks(accelerate_jobs.run_all, 2, [loop])
-    outcomes = [result.value[0] for result in results]
-    assert [each.batches for each in outcomes] == [[9, 9]] * 2
-    assert [each.steps for each in outcomes] == [10] * 2
-    assert outcomes[0].weights == outcomes[1].weights
-    assert "Repeated: train epoch 0 went on to 9 batches on every rank: rank 1 repeated 5 batches." in results[0].output
-
-
 UNSPLIT = Loop(samples=33, evals=[33, 36], gather=True, loader={"even_batches": False}, epochs=1, options=STOP)
 UNEVEN_SHARDS = [UNSPLIT, replace(UNSPLIT, evals=[33, 34], loader={"even_batches": False, "split_batches": True})]
 
@@ -94,28 +83,24 @@ class Buckets(Sampler):
 
 
 def take_what_accelerate_cannot_count(_):
-    """The batches of a loader of buckets, and the remainder of the last batch where short ranks repeat batches."""
+    """The batches of a loader of buckets."""
     accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(even_batches=False))
-    data = TensorDataset(torch.arange(20))
-    buckets, plain = accelerator.prepare(DataLoader(data, batch_sampler=Buckets()), DataLoader(data, batch_size=4))
+    buckets = accelerator.prepare(DataLoader(TensorDataset(torch.arange(20)), batch_sampler=Buckets()))
     with Countoff(accelerator, uneven_train="stop") as countoff:
-        taken = sum(1 for _ in countoff.train(buckets))
-    with Countoff(accelerator, uneven_train="repeat") as countoff:
-        remainders = [plain.remainder for _ in countoff.train(plain)]
-    return taken, remainders
+        return sum(1 for _ in countoff.train(buckets))
 
 
-def test_loaders_that_accelerate_cannot_count_or_repeats_end_as_it_says(run_ranks):
-    """A batch sampler needs no length, and of repeated batches `gather_for_metrics` cuts what is repeated.
+def test_loaders_that_accelerate_cannot_count_end_as_it_says(run_ranks):
+    """A batch sampler needs no length. `gather_for_metrics` cuts nothing from the last common batch.
 
-    It cuts nothing from the last common batch, which is a full one on every rank.
+    That is a full one on every rank.
     """
     jobs = {
         "what it cannot count": (take_what_accelerate_cannot_count, 0),
         "uneven shards": (accelerate_jobs.run_all, UNEVEN_SHARDS),
     }
     for result in run_ranks(in_turn, 2, jobs):
-        assert result.value["what it cannot count"] == (1, [4, 4, 4])
+        assert result.value["what it cannot count"] == 1
         assert [outcome.evals for outcome in result.value["uneven shards"]] == [[4, 4], [8, 8]]
         assert [outcome.gathered for outcome in result.value["uneven shards"]] == [[32, 32], [32, 32]]
 

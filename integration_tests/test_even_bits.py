@@ -6,22 +6,20 @@ from integration_tests.output import verdict_lines
 
 
 def test_loaders_of_one_length_train_to_the_same_bits(run_ranks):
-    """Weights, batches and random states are those of a job without countoff, with `stop` and with `repeat`."""
+    """Weights, batches and random states are those of a job without countoff, with `stop`."""
     results = run_ranks(even_bits.equal, 2, list(even_bits.LOADERS), deadline_seconds=150)
     for result in results:
         assert verdict_lines(result) == []
         for name, by_policy in result.value.items():
             assert by_policy["stop"] == by_policy["None"], name
-            assert by_policy["repeat"] == by_policy["None"], name
 
 
 LENGTHS = [5, 8]
-COMMON = {"stop": 5, "repeat": 8}
 JOBS = {
     "refilled, short first": (even_bits.uneven, LENGTHS, ["refilled"]),
     "refilled, short last": (even_bits.uneven, [8, 5], ["refilled"]),
     "unreadable": (even_bits.unreadable, LENGTHS),
-    **{f"by length, {policy}": (even_bits.by_length, LENGTHS, policy) for policy in COMMON},
+    "by length": (even_bits.by_length, LENGTHS),
 }
 
 
@@ -39,14 +37,11 @@ def test_uneven_loaders_of_any_kind_are_made_even(run_ranks):
             assert made_even == by_hand, name
             assert made_even[1] == [5] * even_bits.EPOCHS, name
         assert result.value["unreadable"] == [5] * 4
-        for policy, common in COMMON.items():
-            found = result.value[f"by length, {policy}"]
-            assert found["length"] == common, policy
-            assert found["steps"] == -(-common // 2) * even_bits.EPOCHS, policy
-            assert found.pop("own") == own  # that of the loader itself
-            assert "WrongHorizon" not in "\n".join(said_in_turn(result)[f"by length, {policy}"])
-    for policy in COMMON:
-        assert results[0].value[f"by length, {policy}"] == results[1].value[f"by length, {policy}"], policy
+        found = result.value["by length"]
+        assert (found["length"], found["steps"]) == (5, 3 * even_bits.EPOCHS)
+        assert found.pop("own") == own  # that of the loader itself
+        assert "WrongHorizon" not in "\n".join(said_in_turn(result)["by length"])
+    assert results[0].value["by length"] == results[1].value["by length"]
 
 
 def test_loaders_that_accelerate_has_divided_train_to_the_same_bits(run_ranks):
@@ -54,4 +49,3 @@ def test_loaders_that_accelerate_has_divided_train_to_the_same_bits(run_ranks):
     for result in run_ranks(even_bits.accelerated, 2, deadline_seconds=120):
         for workers, by_policy in result.value.items():
             assert by_policy["stop"] == by_policy["None"], workers
-            assert by_policy["repeat"] == by_policy["None"], workers

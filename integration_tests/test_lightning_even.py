@@ -6,7 +6,7 @@ import math
 import pickle
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import lightning.pytorch as pl
@@ -24,16 +24,15 @@ from integration_tests.output import assert_named, verdict_lines
 
 
 class Part(IterableDataset[Any]):
-    """One rank's part of the digits, which begins again after its last batch until it has given `total` batches."""
+    """So many batches of one rank's part of the digits."""
 
-    def __init__(self, batches: int, total: int) -> None:
+    def __init__(self, batches: int) -> None:
         self._batches = batches
-        self._total = total
 
     def __iter__(self) -> Iterator[Any]:
         images, labels = digits()
-        for number in range(self._total * BATCH_SIZE):
-            index = (number % (self._batches * BATCH_SIZE) * 7 + own_rank() * 31) % len(images)
+        for number in range(self._batches * BATCH_SIZE):
+            index = (number * 7 + own_rank() * 31) % len(images)
             yield images[index], labels[index]
 
 
@@ -41,7 +40,7 @@ class SizedPart(Part):
     """A part that reports its own length, in samples."""
 
     def __len__(self) -> int:
-        return self._total * BATCH_SIZE
+        return self._batches * BATCH_SIZE
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,6 @@ class Case:
     Attributes:
         train: Batches of each rank's train loader, for each epoch; the last ones hold for later epochs too.
         common: Batches that every rank takes, for each epoch.
-        repeats: Whether that is more than a short rank has.
         sized: Whether the loaders report their lengths.
         mapped: Whether the loaders are map-style: their lengths are proven.
         val: Batches of each rank's validation loaders.
@@ -62,7 +60,6 @@ class Case:
 
     train: Sequence[Sequence[int]]
     common: Sequence[int]
-    repeats: bool = False
     sized: bool = False
     mapped: bool = False
     val: Sequence[Sequence[int]] = ()
@@ -76,15 +73,14 @@ class Case:
             self.train[min(epoch, len(self.train) - 1)][own_rank()],
             self.common[min(epoch, len(self.common) - 1)],
         )
-        part: Any = (SizedPart if self.sized else Part)(own, common if by_hand else own)
+        part: Any = (SizedPart if self.sized else Part)(common if by_hand else own)
         data: Any = list(part) if self.mapped else part
         return DataLoader(data, batch_size=BATCH_SIZE)
 
     def val_loaders(self, by_hand: bool) -> Any:
         """This rank's validation loaders."""
         own = self.val[own_rank()] if self.val else ()
-        counts = self.common_val if by_hand else own
-        return [DataLoader(Part(mine, count), batch_size=BATCH_SIZE) for mine, count in zip(own, counts, strict=True)]
+        return [DataLoader(Part(count), batch_size=BATCH_SIZE) for count in (self.common_val if by_hand else own)]
 
 
 class Seen(Classifier):
@@ -115,9 +111,9 @@ class Seen(Classifier):
 
 
 def train(case: Case, by_hand: bool, **options: Any) -> dict[str, Any]:
-    """Trains with loaders that are made even, or that were cut (or lengthened) by hand, without countoff."""
+    """Trains with loaders that are made even, or that were cut by hand, without countoff."""
     if not by_hand:
-        options = {"uneven_train": "repeat" if case.repeats else "stop", "uneven_eval": "stop", **options}
+        options = {"uneven_train": "stop", "uneven_eval": "stop", **options}
     job = Job(trainer=copy.deepcopy(case.trainer), options=None if by_hand else options)
     trainer, model = job.make_trainer(use_distributed_sampler=False), Seen(case, by_hand)
     trainer.fit(model)
@@ -142,7 +138,7 @@ THREE_EPOCHS = [[7, 5], [3, 6], [4, 4]]
 VAL = {"val": [[2], [3]], "common_val": [2]}
 TWO_VAL = {"val": [[2, 4], [3, 1]], "common_val": [2, 1], "model": {"eval_sync": "step"}}
 # Of two ranks. The second number is what every rank takes.
-STOP = {
+TWO = {
     "short last": Case([[7, 5]], [5]),
     "short first": Case([[5, 7]], [5]),
     "one and four": Case([[1, 4]], [1]),
@@ -178,25 +174,6 @@ STOP = {
     "several evaluations": Case([[5, 7]], [5], trainer={"val_check_interval": 2}, **TWO_VAL),
     "a limit of evaluations": Case([[5, 7]], [5], trainer={"limit_val_batches": 2}, **TWO_VAL),
 }
-REPEAT = {
-    name: replace(case, common=common, repeats=True)
-    for name, common, case in (
-        ("short last", [7], STOP["short last"]),
-        ("short first", [7], STOP["short first"]),
-        ("one and four", [4], STOP["one and four"]),
-        ("equal", [5], STOP["equal"]),
-        ("accumulation of 2", [7], STOP["accumulation of 2"]),
-        ("accumulation of 3", [9], STOP["accumulation of 3"]),
-        ("three epochs", [7, 6, 4], STOP["three epochs"]),
-        ("three epochs, sized", [7, 6, 4], STOP["three epochs, sized"]),
-        ("validation in mid-epoch", [7], STOP["validation in mid-epoch"]),
-        ("validation in mid-epoch, proven", [13], STOP["validation in mid-epoch, proven"]),
-        ("sized", [7], STOP["sized"]),
-        ("proven", [13], STOP["proven"]),
-        ("max_steps after the end", [7], STOP["max_steps after the end"]),
-        ("a limit below the end", [7], STOP["a limit below the end"]),
-    )
-}
 
 
 def assert_as_by_hand(results: Sequence[Any]) -> None:
@@ -209,32 +186,26 @@ def assert_as_by_hand(results: Sequence[Any]) -> None:
         assert len({result.value[name][1]["weights"] for result in results}) == 1, name
 
 
-@pytest.mark.parametrize("cases", [STOP, REPEAT], ids=["stop", "repeat"])
-def test_uneven_ranks_train_as_if_cut_by_hand(run_ranks, cases):
-    """Ranks of different lengths train to the bits of the job whose loaders were cut, or repeated, by hand."""
-    assert_as_by_hand(run_ranks(train_both, 2, cases, deadline_seconds=300))
+def test_uneven_ranks_train_as_if_cut_by_hand(run_ranks):
+    """Ranks of different lengths train to the bits of the job whose loaders were cut by hand."""
+    assert_as_by_hand(run_ranks(train_both, 2, TWO, deadline_seconds=300))
 
 
-FOUR_STOP = {
+FOUR = {
     "unsized": Case([[13, 9, 11, 10]], [9], trainer=accumulate(2), val=[[2], [3], [1], [2]], common_val=[1]),
     "proven": Case([[13, 9, 11, 10]], [9], mapped=True, trainer=accumulate(4)),
 }
-FOUR_REPEAT = {name: replace(case, common=[13], repeats=True) for name, case in FOUR_STOP.items()}
 
 
 def test_four_uneven_ranks_train_as_if_cut_by_hand(run_ranks):
     """So do four ranks of four lengths."""
-    cases = {**FOUR_STOP, **{f"{name}, repeated": case for name, case in FOUR_REPEAT.items()}}
-    results = run_ranks(train_both, 4, cases, deadline_seconds=200)
+    results = run_ranks(train_both, 4, FOUR, deadline_seconds=200)
     assert_as_by_hand(results)
     said = [line for line in verdict_lines(results[0]) if line.startswith("countoff: ")]
     # Reports of a validation and of the epoch that ends with it are gathered in the background: either may be first.
     assert sorted(line.split(" on every rank")[0] for line in said) == [
-        "countoff: Repeated: train epoch 0 went on to 13 batches",
-        "countoff: Repeated: train epoch 0 went on to 13 batches",
         "countoff: Truncated: train epoch 0 stopped",
         "countoff: Truncated: train epoch 0 stopped",
-        "countoff: Truncated: validation stopped",
         "countoff: Truncated: validation stopped",
     ]
     assert [verdict_lines(result) for result in results[1:]] == [[], [], []]
@@ -265,25 +236,23 @@ class OfTwo(Classifier):
         return super().training_step(batch["a"], batch_idx)
 
 
-def fit_itself(by_hand: bool, uneven: str, sized: bool) -> dict[str, Any]:
-    common = 7 if uneven == "repeat" else 5
-    case = Case([[7, 5]], [common], sized=sized, mapped=sized)
-    options = None if by_hand else {"uneven_train": uneven}
+def fit_itself(by_hand: bool, sized: bool) -> dict[str, Any]:
+    case = Case([[7, 5]], [5], sized=sized, mapped=sized)
+    options = None if by_hand else {"uneven_train": "stop"}
     trainer, model = Job(options=options).make_trainer(use_distributed_sampler=False), Fetching()
     trainer.fit(model, case.loader(0, by_hand))
     return {**outcome(trainer, model), "seen": model.seen}
 
 
-def fit_two_loaders(by_hand: bool, uneven: str, sized: bool) -> dict[str, Any]:
-    common = 7 if uneven == "repeat" else 5
-    case, other = Case([[7, 5]], [common], sized=sized), Case([[2, 2]], [2], sized=sized)
-    options = None if by_hand else {"uneven_train": uneven}
+def fit_two_loaders(by_hand: bool, sized: bool) -> dict[str, Any]:
+    case, other = Case([[7, 5]], [5], sized=sized), Case([[2, 2]], [2], sized=sized)
+    options = None if by_hand else {"uneven_train": "stop"}
     trainer, model = Job(options=options).make_trainer(), OfTwo()
     trainer.fit(model, {"a": case.loader(0, by_hand), "b": other.loader(0, by_hand)})
     return {**outcome(trainer, model), "seen": model.seen}
 
 
-def evaluate_alone(by_hand: bool, uneven: str, sized: bool) -> dict[str, Any]:
+def evaluate_alone(by_hand: bool) -> dict[str, Any]:
     case = Case([[5, 5]], [5], val=[[4, 2], [3, 5]], common_val=[3, 2], model={"eval_sync": "step"})
     trainer = Job(options=None if by_hand else {"uneven_eval": "stop"}).make_trainer()
     model = Seen(case, by_hand)
@@ -293,13 +262,12 @@ def evaluate_alone(by_hand: bool, uneven: str, sized: bool) -> dict[str, Any]:
 
 def fit_all(_: int) -> dict[str, Any]:
     quiet()
-    return {
-        f"{function.__name__}, {uneven}, {sized}": [function(by_hand, uneven, sized) for by_hand in (True, False)]
-        for function in (fit_itself, fit_two_loaders, evaluate_alone)
-        for uneven in ("stop", "repeat")
+    fits = {
+        f"{function.__name__}, {sized}": [function(by_hand, sized) for by_hand in (True, False)]
+        for function in (fit_itself, fit_two_loaders)
         for sized in (False, True)
-        if not (function is fit_two_loaders and uneven == "repeat") and not (function is evaluate_alone and sized)
     }
+    return {**fits, "evaluate_alone": [evaluate_alone(by_hand) for by_hand in (True, False)]}
 
 
 def test_more_ways_to_take_batches(run_ranks):
@@ -307,10 +275,10 @@ def test_more_ways_to_take_batches(run_ranks):
     assert_as_by_hand(run_ranks(fit_all, 2, 0, deadline_seconds=200))
 
 
-def stop_alone(uneven: str) -> None:
+def stop_alone() -> None:
     """One rank alone sets `should_stop` in its second batch."""
     model = Classifier(stop_at=2 if own_rank() == 1 else None)
-    trainer = Job(options={"uneven_train": uneven}).make_trainer()
+    trainer = Job(options={"uneven_train": "stop"}).make_trainer()
     quiet()
     trainer.fit(model, Case([[9, 7]], [7]).loader(0, by_hand=False))
 
@@ -371,10 +339,9 @@ def fail_in_the_loader(options: Mapping[str, Any], val: bool) -> None:
     job.make_trainer().fit(model, job.train_loader(), loader if val else None)
 
 
-@pytest.mark.parametrize("uneven", ["stop", pytest.param("repeat", marks=pytest.mark.nightly)])
-def test_a_rank_that_stops_alone_is_still_named(run_ranks, uneven):
+def test_a_rank_that_stops_alone_is_still_named(run_ranks):
     """A rank that leaves an epoch by itself is out of step, whatever its loader has."""
-    results = run_ranks(stop_alone, 2, uneven, expect=None, deadline_seconds=40)
+    results = run_ranks(stop_alone, 2, expect=None, deadline_seconds=40)
     assert all(any("countoff: UnevenBatches: " in line for line in verdict_lines(result)) for result in results), (
         results
     )
@@ -412,12 +379,12 @@ class SizedList(Listed):
         return len(self._batches)
 
 
-def look_at_a_fit(uneven: str, sized: bool, ends: str) -> list[Any]:
+def look_at_a_fit(sized: bool, ends: str) -> list[Any]:
     """What is left of a fit on Lightning's objects that was not there before, and the threads that are left."""
     quiet()
     end = End(ends == "exception")
     model = Classifier(stop_at=2 if ends == "verdict" and own_rank() == 1 else None)
-    options = {"uneven_train": uneven, "uneven_eval": "stop", "GRACE_SECONDS": 0.5}
+    options = {"uneven_train": "stop", "uneven_eval": "stop", "GRACE_SECONDS": 0.5}
     trainer = Job(options=options).make_trainer(callbacks=[end])
     own = (7, 5)[own_rank()]
     loop: Any = trainer.fit_loop
@@ -437,11 +404,11 @@ def look_at_a_fit(uneven: str, sized: bool, ends: str) -> list[Any]:
     ]
 
 
-def look_at_fits(cases: Sequence[tuple[str, bool, str]]) -> list[list[Any]]:
+def look_at_fits(cases: Sequence[tuple[bool, str]]) -> list[list[Any]]:
     return [look_at_a_fit(*case) for case in cases]
 
 
-FITS = [(uneven, sized, ends) for uneven in ("stop", "repeat") for sized in (True, False) for ends in ("", "exception")]
+FITS = [(sized, ends) for sized in (True, False) for ends in ("", "exception")]
 
 
 def test_lightnings_objects_are_as_before(run_ranks):
@@ -453,7 +420,7 @@ def test_lightnings_objects_are_as_before(run_ranks):
 
 def test_lightnings_objects_are_as_before_after_a_verdict(run_ranks):
     """So they are after a verdict."""
-    for result in run_ranks(look_at_fits, 2, [("repeat", True, "verdict")], expect=None, deadline_seconds=60):
+    for result in run_ranks(look_at_fits, 2, [(True, "verdict")], expect=None, deadline_seconds=60):
         assert "UnevenBatches" in result.output, result
         assert result.value == [[True, False, True, True, True, ["NoneType"]]], result
 
@@ -462,7 +429,7 @@ def numbers(by: str) -> Any:
     """This rank's StatefulDataLoader: of 7 or 5 batches, with a length or without one, or from a worker."""
     from torchdata.stateful_dataloader import StatefulDataLoader
 
-    part: Any = Part((7, 5)[own_rank()], (7, 5)[own_rank()])
+    part: Any = Part((7, 5)[own_rank()])
     data: Any = list(part) if by == "sized" else part
     workers = by == "workers"
     return StatefulDataLoader(
@@ -569,7 +536,7 @@ class OddCase(Case):
 
     def loader(self, epoch: int, by_hand: bool) -> Any:
         own = self.train[0][own_rank()]
-        part = SizedPart(own, own) if self.refilled else DrawingPart(own, own)
+        part = SizedPart(own) if self.refilled else DrawingPart(own)
         loader = DataLoader(part, batch_size=BATCH_SIZE)
         return OneBatch(loader) if self.refilled else loader
 
@@ -599,21 +566,19 @@ def test_loaders_of_one_length_train_to_the_same_bits(run_ranks):
     equal = {"drawing": OddCase(same(5), [5]), "refilled": OddCase(same(5), [5], refilled=True)}
     uneven = {"sized": Case([[7, 5]], [5], sized=True), "proven": Case([[13, 9]], [9], mapped=True)}
     jobs = {
-        "equal": (train_rated, equal, [None, "stop", "repeat"]),
-        "uneven": (train_rated, uneven, ["stop", "repeat"]),
+        "equal": (train_rated, equal, [None, "stop"]),
+        "uneven": (train_rated, uneven, ["stop"]),
     }
     results = run_ranks(in_turn, 2, jobs, deadline_seconds=180)
     for result in results:
         trained = result.value["equal"]
         for name in equal:
-            expected = trained[f"{name}, None"]
-            assert [trained[f"{name}, {policy}"] for policy in ("stop", "repeat")] == [expected] * 2, name
+            assert trained[f"{name}, stop"] == trained[f"{name}, None"], name
     epochs = 2
-    for name, lengths in (("sized", (7, 5)), ("proven", (13, 9))):
-        for policy, common in (("stop", min(lengths)), ("repeat", max(lengths))):
-            found = [result.value["uneven"][f"{name}, {policy}"] for result in results]
-            assert [each[3] for each in found] == [common * epochs] * 2
-            assert found[0][:2] == found[1][:2], (name, policy)
+    for name, common in (("sized", 5), ("proven", 9)):
+        found = [result.value["uneven"][f"{name}, stop"] for result in results]
+        assert [each[3] for each in found] == [common * epochs] * 2
+        assert found[0][:2] == found[1][:2], name
     said = [line for result in results for line in said_in_turn(result)["uneven"]]
     assert not any("WrongHorizon" in line for line in said), results
 
@@ -643,7 +608,7 @@ def validate_on(lengths: Sequence[int]) -> list[Any]:
     ]:
         torch.manual_seed(own_rank())
         batches = own if options else common
-        loader: Any = DataLoader((SizedPart if refilled else DrawingPart)(own, batches), batch_size=BATCH_SIZE)
+        loader: Any = DataLoader((SizedPart if refilled else DrawingPart)(batches), batch_size=BATCH_SIZE)
         model = Looking()
         Job(options=options).make_trainer().validate(model, OneBatch(loader) if refilled else loader, verbose=False)
         found.append(model.seen)

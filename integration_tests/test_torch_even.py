@@ -13,37 +13,28 @@ from integration_tests.output import assert_named, ranks_in, verdict_lines
 
 TWO = [
     Case([[5, 7], [7, 5], [6, 6]]),
-    Case([[5, 7], [7, 5], [6, 6]], "repeat"),
     Case([[1, 100], [100, 1]]),
-    Case([[2, 40], [40, 3]], "repeat"),
     Case([[0, 5], [4, 3]]),
-    Case([[0, 0], [2, 1]], "repeat"),
-    *(Case([[9, 7], [5, 8]], policy, accumulate=count) for policy in ("stop", "repeat") for count in (2, 3, 4)),
-    *(Case([[9, 7]], policy, leave_after=count) for policy in ("stop", "repeat") for count in (5, 7)),
+    Case([[0, 0], [2, 1]]),
+    *(Case([[9, 7], [5, 8]], accumulate=count) for count in (2, 3, 4)),
+    *(Case([[9, 7]], leave_after=count) for count in (5, 7)),
     Case([[9, 7], [3, 4]], evaluate_after=2),
-    *(Case([[6, 5], [4, 5]], policy, sharded=True) for policy in ("stop", "repeat")),
+    Case([[6, 5], [4, 5]], sharded=True),
     *(Case([[4, 5]], kind=kind) for kind in ("dict", "encoding", "namedtuple")),
-    *(Case([[9, 7]], "stop", options={"LOOKAHEAD": ahead}) for ahead in (1, 2, 3, 16)),
+    *(Case([[9, 7]], options={"LOOKAHEAD": ahead}) for ahead in (1, 2, 3, 16)),
 ]
 LEFT = Case([[9, 7], [5, 8]], leave_after=3, loader={"num_workers": 2, "multiprocessing_context": "fork"})
 WORKERS = [  # persistent workers keep the first epoch's numbers
-    Case(
-        [[9, 7], [9, 7]],
-        policy,
-        loader={"num_workers": 2, "persistent_workers": kept, "multiprocessing_context": "fork"},
-    )
-    for policy, kept in (("stop", True), ("repeat", False))
+    Case([[9, 7], [9, 7]], loader={"num_workers": 2, "persistent_workers": kept, "multiprocessing_context": "fork"})
+    for kept in (True, False)
 ]
 PINNED = [
-    Case([[9, 7], [9, 7]], policy, loader={"pin_memory": True, "num_workers": workers, **more})
+    Case([[9, 7], [9, 7]], loader={"pin_memory": True, "num_workers": workers, **more})
     for workers, more in ((0, {}), (2, {"multiprocessing_context": "fork"}))
-    for policy in ("stop", "repeat")
 ]
-FOUR = [Case([[13, 9, 11, 10], [9, 13, 10, 11], [13, 11, 10, 9]], policy) for policy in ("stop", "repeat")] + [
-    Case([[8, 8, 8, 8]], policy) for policy in ("stop", "repeat")
-]
+FOUR = [Case([[13, 9, 11, 10], [9, 13, 10, 11], [13, 11, 10, 9]]), Case([[8, 8, 8, 8]])]
 LAST, MIDDLE, FIRST, EMPTY = [6, 5, 6, 7, 6, 5, 6, 3], [6, 5, 7, 2, 6, 4, 6, 5], [1, 5, 4, 6, 4, 6, 5, 4], [5] * 7 + [0]
-EIGHT = [Case([LAST, MIDDLE, FIRST, EMPTY]), Case([LAST, MIDDLE, FIRST], "repeat"), Case([LAST], accumulate=2)]
+EIGHT = [Case([LAST, MIDDLE, FIRST, EMPTY]), Case([LAST], accumulate=2)]
 CASES = {2: [*TWO, *WORKERS, LEFT], 4: FOUR, 8: EIGHT}
 SHORTEST = {2: (5, 0), 4: (9, 1), 8: (3, 7)}
 """The batches of the first epoch of the first case, and the rank that has no more, by the number of ranks."""
@@ -56,7 +47,7 @@ def assert_even(results, cases):
             by_hand, made_even = result.value[number]
             assert made_even == by_hand, (case, result)
             assert made_even["workers"] == 0, case
-            common = [min(each) if case.policy == "stop" else max(each) for each in case.epochs]
+            common = map(min, case.epochs)
             assert made_even["taken"] == [min(total, case.leave_after or total) for total in common], case
     assert len({result.value[0][1]["weights"] for result in results}) == 1
 
@@ -73,7 +64,6 @@ def test_all_ranks_take_the_same_batches_as_if_cut_by_hand(run_ranks, ranks):
     stopped = f"train epoch 0 stopped on every rank after {batches} batches, where rank {short} ran out of data: "
     left = re.findall(r"ranks? ([\d, –]+) left ", said.partition(stopped)[2].splitlines()[0])
     assert sorted(rank for ranks in left for rank in ranks_in(ranks)) == sorted({*range(ranks)} - {short})
-    assert "countoff: Repeated: train epoch 0 went on to " in said
 
 
 @pytest.mark.gpu
@@ -88,7 +78,7 @@ JOBS = {
     # The first fit of a process connects, the later ones use its connections. The last one changes constants.
     "a reader that connects late": (even_loops.without_reader, [40, 33]),
     "two loaders and an evaluation": (even_loops.two_loaders,),
-    "two passes over one loader": (even_loops.pairs, [9, 7], "stop"),
+    "two passes over one loader": (even_loops.pairs, [9, 7]),
     "a slower rank": (even_loops.paced, [1, 2, 4]),
 }
 
@@ -163,17 +153,10 @@ def test_a_rank_that_is_interrupted_while_it_waits_is_named(run_ranks):
     assert all(result.exit_code != 0 for result in results)
 
 
-@pytest.mark.parametrize("policy", ["stop", pytest.param("repeat", marks=pytest.mark.nightly)])
-def test_a_rank_that_leaves_its_loop_alone_is_named(run_ranks, policy):
+def test_a_rank_that_leaves_its_loop_alone_is_named(run_ranks):
     """Different control flow stays a verdict."""
-    results = run_ranks(even_loops.leave_alone, 2, policy, expect=None)
+    results = run_ranks(even_loops.leave_alone, 2, expect=None)
     assert_named(results, "UnevenBatches", [0, 1], "rank 1 stopped after 3 batches of train epoch 0")
-
-
-def test_a_pass_that_ends_with_another_one_is_named(run_ranks):
-    """A rank whose pass alone has ended leaves the one that goes on, and the other rank hears of it."""
-    results = run_ranks(even_loops.pairs, 2, [9, 7], "repeat", expect=None, deadline_seconds=40)
-    assert_named(results, "UnevenBatches", [0, 1], "rank 1 stopped after 7 batches of train epoch 1")
 
 
 ASLEEP = "Stalled: no rank has made progress for 2 s; rank 1 is in its loader"

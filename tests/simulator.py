@@ -106,7 +106,7 @@ class Job:
     synced: bool = False
     uneven_eval: Literal["raise", "warn", "allow", "off", "stop"] = "raise"
     tick_batches: int = 3
-    uneven_train: Literal["raise", "stop", "repeat"] = "raise"
+    uneven_train: Literal["raise", "stop"] = "raise"
     lookahead: int = 4
 
 
@@ -136,7 +136,6 @@ class Rank:
         self.writer.session.busy_since = 1.0  # the store is slow: sync points do not wait for it
         self.store = store
         self.taken: list[list[int]] = []
-        self.begun_again: list[int] = []
         self.collectives = 0
         self.over = False
         self._blocked = False
@@ -248,14 +247,9 @@ class Rank:
 
     def _even(self, epoch: Epoch) -> Iterator[str]:
         """An epoch in which ranks take the same number of batches, whatever the loader of each holds."""
-        loader = range(epoch.position, epoch.batches)
-
-        def again() -> Iterator[int]:
-            self.begun_again.append(len(self.taken) - 1)
-            return iter(loader)
-
+        loader = iter(range(epoch.position, epoch.batches))
         proven, prefetches = self.program.proven is not None, self.program.prefetches
-        even, number = self.guard.even(iter(loader), again, prefetches=prefetches, proven=proven), epoch.position
+        even, number = self.guard.even(loader, prefetches=prefetches, proven=proven), epoch.position
         assert isinstance(even, EvenPass)
         self.taken.append([])
         while number != epoch.leaves:

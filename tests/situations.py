@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from countoff._adapter.messages import EVEN
 from countoff._torchtitan.config import wrong_horizons
 from countoff.core import LoaderFacts, Settings, Verdict, software
 from countoff.core.arithmetic.schedules import Ending
@@ -23,7 +24,7 @@ from countoff.core.arithmetic.totals import Totals
 from countoff.core.checks import data as identity
 from countoff.core.checks import judge, late, once, resume, short, splits, versions, weights
 from countoff.core.checks.check import FitStart
-from countoff.core.checks.even import EvenCheck, judge_lengths, repeated, truncated
+from countoff.core.checks.even import EvenCheck, judge_lengths, truncated
 from countoff.core.checks.framework import judge_length, judge_steps
 from countoff.core.checks.horizon import Horizon, RunLength, run_out, wrong_horizon
 from countoff.core.checks.learning_rates import base_mismatch, judge_schedules, rate_mismatch
@@ -45,7 +46,6 @@ from countoff.core.checks.rank_map import judge_dp_ranks
 from countoff.core.checks.stalled import ENDED, judge_before_fit, judge_stall
 from countoff.core.checks.steps import compare_steps
 from countoff.core.checks.streams import StreamFacts, judge_streams
-from countoff.core.checks.uneven import nothing_to_repeat
 from countoff.core.checks.versions import judge_versions
 from countoff.core.ending.shutdown import print_to_stderr, print_warning
 from countoff.core.ending.table import publish_table, with_table
@@ -490,7 +490,7 @@ def lengths() -> Iterator[Situation]:
 
 def evens() -> Iterator[Situation]:
     """What is said where ranks with different numbers of batches are to take the same number."""
-    able = [adapter for adapter in ALL if "Repeated" in MESSAGES[adapter].kinds]
+    able = [adapter for adapter in ALL if MESSAGES[adapter].only.get("Truncated") == EVEN]
 
     def situation(kind: str, title: str, made: Verdict | None, rows: Sequence[Any] = ()) -> Situation:
         return Situation(kind, title, lambda _: made, rows, able)
@@ -503,14 +503,6 @@ def evens() -> Iterator[Situation]:
     part = {0: UnusedBatches(0), 1: UnusedBatches(2, None)}
     evaluated = truncated("validation", 3, part, by_countoff=True)
     yield situation("Truncated", "uneven_eval='stop' ends an evaluation with the shortest", evaluated)
-    yield situation("Repeated", "uneven_train='repeat'", repeated(EPOCH, 94, {0: 0, 1: 0, 2: 1, 3: 4}))
-    none = [counted(1, 0, 0, "in batch 0", steps=0), counted(0, 0, 4, "in batch 0", steps=0)]
-    yield situation(
-        "UnevenBatches", "uneven_train='repeat', and a rank without data", nothing_to_repeat(1, EPOCH), none
-    )
-    once = [counted(1, 2, 2, "in batch 2"), counted(0, 3, 3, "in batch 3")]
-    generator = nothing_to_repeat(1, EPOCH, 4)
-    yield situation("UnevenBatches", "uneven_train='repeat' with a generator", generator, once)
     alone = unprotected(1, "the job's store does not answer")
     yield situation("LostRank", "a rank can no longer agree on batches", alone)
     rows = [row(rank, None, 0, "between spans") for rank in range(2)]

@@ -6,6 +6,6 @@
 
 Each program is one function with the decorator `healthy` in the module of its family. It takes the options of countoff
 and returns what it has trained. It runs with countoff off, with countoff on and, if it is marked `even`, with
-`uneven_train="stop"` and `"repeat"`. What must be equal: all that it returns, to the bit; the state of each random
-generator; the exit code. What must be absent: any line of countoff's on stderr, and any thread of it at the end.
+`uneven_train="stop"`. What must be equal: all that it returns, to the bit; the state of each random generator; the exit
+code. What must be absent: any line of countoff's on stderr, and any thread of it at the end.
 """

@@ -12,7 +12,6 @@ MODES: Final[Mapping[str, Mapping[str, Any]]] = {
     "again": {"enabled": False},
     "on": {},
     "stop": {"uneven_train": "stop"},
-    "repeat": {"uneven_train": "repeat"},
 }
 """The options that a program gets. "again" is for one that may not be the same each time without countoff."""
 FAMILIES: Final[Mapping[str, str]] = {
@@ -81,7 +80,7 @@ def healthy(
     """Returns a decorator that adds a program to the zoo.
 
     Args:
-        even: Also run it with `uneven_train="stop"` and `"repeat"`.
+        even: Also run it with `uneven_train="stop"`.
         ranks: As in `Program`; so are the others.
         alone: Whether each run has processes of its own.
         nightly: Whether it is left out of `make test`.
@@ -92,7 +91,7 @@ def healthy(
     """
 
     def add(function: Function) -> Function:
-        modes = ("off", "on", *(("stop", "repeat") if even else ()))
+        modes = ("off", "on", *(("stop",) if even else ()))
         program = Program(function, modes, ranks, alone, nightly, needs)
         if not function.__doc__:
             raise ValueError(f"{program.name} needs a docstring: one sentence that says what is odd about it")

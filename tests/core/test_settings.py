@@ -82,7 +82,7 @@ def test_a_bad_variable_is_refused_despite_an_argument(monkeypatch: pytest.Monke
         ("COUNTOFF", " YES ", "enabled", True),
         ("COUNTOFF_ON_DIVERGENCE", "warn", "on_divergence", "warn"),
         ("COUNTOFF_TOTALS", "fix", "totals", "fix"),
-        ("COUNTOFF_UNEVEN_TRAIN", "repeat", "uneven_train", "repeat"),
+        ("COUNTOFF_UNEVEN_TRAIN", "stop", "uneven_train", "stop"),
         ("COUNTOFF_LEVELS", "SameOrder=off, Stalled=raise", "levels", {"Stalled": "raise", "SameOrder": "off"}),
         ("COUNTOFF_UNEVEN_EVAL", "allow", "uneven_eval", "allow"),
         ("COUNTOFF_UNEVEN_EVAL", "stop", "uneven_eval", "stop"),
@@ -110,7 +110,7 @@ def test_every_option_has_an_environment_variable(
         ("COUNTOFF", "2", "1, true, on, yes, 0, false, off, no"),
         ("COUNTOFF_ON_DIVERGENCE", "Raise", "'raise' or 'warn'"),
         ("COUNTOFF_TOTALS", "1", "'show' or 'fix' or 'off'"),
-        ("COUNTOFF_UNEVEN_TRAIN", "warn", "'raise' or 'stop' or 'repeat'"),
+        ("COUNTOFF_UNEVEN_TRAIN", "warn", "'raise' or 'stop'"),
         ("COUNTOFF_UNEVEN_EVAL", "0,1", "'warn' or 'raise' or 'allow' or 'off' or 'stop'"),
         ("COUNTOFF_STALL_SECONDS", "nan", "a finite number of seconds above 0"),
         ("COUNTOFF_LOST_SECONDS", "inf", "a finite number of seconds above 0"),
@@ -145,7 +145,6 @@ def test_a_bad_variable_is_refused_with_good_values(
         ("levels", {"WrongHorizon": "raise"}),
         ("levels", "Stalled=raise"),
         ("uneven_eval", "WARN"),
-        ("uneven_eval", "repeat"),
         ("uneven_eval", (0,)),
         ("stall_seconds", True),
         ("stall_seconds", math.nan),
@@ -195,7 +194,7 @@ def test_addresses_need_apprise(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Settings.resolve(notify=()).notify == ()
 
 
-@pytest.mark.parametrize("even", [{"uneven_train": "stop"}, {"uneven_train": "repeat"}, {"uneven_eval": "stop"}])
+@pytest.mark.parametrize("even", [{"uneven_train": "stop"}, {"uneven_eval": "stop"}])
 def test_ranks_that_wait_for_one_another_cannot_be_warned_only(even: dict[str, str]) -> None:
     """Where ranks take the same number of batches, a verdict has to end the job."""
     assert refusal(on_divergence="warn", **even).startswith(

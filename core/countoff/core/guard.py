@@ -347,7 +347,6 @@ class Guard:
     def even(
         self,
         batches: Iterator[Any],
-        again: Callable[[], Iterator[Any]],
         *,
         samples: Callable[[Any], int | None] = lambda batch: None,
         snapshot: Callable[[], Any] | None = None,
@@ -363,7 +362,6 @@ class Guard:
 
         Args:
             batches: This rank's iterator over its loader.
-            again: Returns a new iterator over the loader, for ``uneven_train="repeat"``.
             samples: Returns the samples of this rank in a batch; None if that is not known.
             snapshot: Returns the loader's state, from which a run can resume; called after each batch that is fetched.
             ahead: Whether the caller fetches one batch ahead of the one that its loop trains on.
@@ -375,8 +373,8 @@ class Guard:
         Returns:
             An `EvenPass`, or `batches` itself where ranks are not to be made even.
         """
-        span, policy, registration = self.span, self.even_policy, self.registration
-        if policy is None or registration is None or self._roll_call is None or span.credits is not None:
+        span, registration = self.span, self.registration
+        if not self.makes_even or registration is None or self._roll_call is None or span.credits is not None:
             return batches  # as it is; where the span has credits, another pass has it already
         from countoff.core.session.threads.even_pass import EvenPass  # only where it is asked for
 
@@ -384,14 +382,12 @@ class Guard:
         own = None if length is None else length - span.started
         if total is not None and self._own_batches is not None:
             own = self._own_batches - span.started
-            credits = Credits.known(span.opened, policy, max(0, total - span.started), self.state.rank)
+            credits = Credits.known(span.opened, max(0, total - span.started))
         else:
             last = self._last_credits.get(span.evaluation)
             credits = Credits(
                 span.opened,
-                policy,
                 constants.LOOKAHEAD,
-                self.state.rank,
                 ahead=prefetches,
                 size=0 if last is None else last.size,  # what made blocks grow still does
                 ranks=self.state.world_size,
@@ -403,7 +399,6 @@ class Guard:
             span,
             credits,
             batches,
-            again,
             samples=samples,
             snapshot=snapshot,
             ahead=ahead,
@@ -639,14 +634,9 @@ class Guard:
     @property
     def makes_even(self) -> bool:
         """Whether ranks take the same number of batches in the innermost open span, whatever their loaders hold."""
-        return self.even_policy is not None
-
-    @property
-    def even_policy(self) -> Literal["stop", "repeat"] | None:
-        """How the innermost open span is made even: to end with the shortest or the longest rank; None: it is not."""
         chosen = self._settings.uneven_eval if self.span.evaluation else self._settings.uneven_train
         alone = self.registration is None or self._closed or not self.span.compared
-        return None if alone or chosen not in ("stop", "repeat") else chosen
+        return chosen == "stop" and not alone
 
     @property
     def common_batches(self) -> int | None:
@@ -719,8 +709,7 @@ class Guard:
         self.state.note(verdict)
 
     def _common(self, lengths: Sequence[int]) -> int | None:
-        policy = self._settings.uneven_train
-        return None if policy == "raise" or not lengths else lengths[0 if policy == "stop" else 1]
+        return None if self._settings.uneven_train == "raise" or not lengths else lengths[0]
 
     def compare_spans(self, comparing: bool) -> None:
         """Sets whether spans opened from here on are compared; off inside `torch.distributed.algorithms.Join`.
@@ -1019,10 +1008,6 @@ class OtherRanks:
     def all_have_read(self, entries: int) -> None:
         """Tells that no rank needs the first entries of the log any more."""
         self._writer.session.heartbeats.all_have_read(entries)
-
-    def forget(self, key: str, ranks: Sequence[int] = ()) -> None:
-        """Deletes a key, or with ranks what these have reported under it, in the background."""
-        self._writer.submit(lambda channel: channel.forget(key, ranks) if ranks else channel.delete(key))
 
 
 def find_at_once(state: State, writer: Writer, channel: Channel, verdict: Verdict) -> None:

@@ -50,7 +50,7 @@ class OptionValues(TypedDict, total=False):
     on_divergence: Literal["raise", "warn"] | None
     levels: Mapping[str, Level] | None
     totals: Literal["show", "fix", "off"] | None
-    uneven_train: Literal["raise", "stop", "repeat"] | None
+    uneven_train: Literal["raise", "stop"] | None
     uneven_eval: Literal["warn", "raise", "allow", "off", "stop"] | None
     stall_seconds: float | None
     lost_seconds: float | None
@@ -162,7 +162,7 @@ _RULES: dict[str, _Rule] = {
         parsed,
     ),
     "totals": _choice("show", "fix", "off"),
-    "uneven_train": _choice("raise", "stop", "repeat"),
+    "uneven_train": _choice("raise", "stop"),
     "uneven_eval": _choice("warn", "raise", "allow", "off", "stop"),
     "stall_seconds": _SECONDS,
     "lost_seconds": _SECONDS,
@@ -196,8 +196,8 @@ class Settings:
             see `countoff.core.levels.LEVELS`.
         totals: Whether the progress bars and loggers of the framework get the true totals, which changes nothing that
             trains; whether proven ones are also set as its lengths; or neither.
-        uneven_train: The effect of different numbers of train batches: an error, an epoch that stops on every rank
-            with the shortest one, or short ranks that repeat batches until the longest one ends.
+        uneven_train: The effect of different numbers of train batches: an error, or an epoch that stops on every rank
+            with the shortest one.
         uneven_eval: The effect of different numbers of evaluation batches: a warning, an error, nothing, or an
             evaluation that stops on every rank with the shortest one. With ``"off"``, evaluations are not compared at
             all, so that only some ranks may evaluate.
@@ -221,7 +221,7 @@ class Settings:
     on_divergence: Literal["raise", "warn"] = "raise"
     levels: Mapping[str, Level] = field(default_factory=dict[str, Level])
     totals: Literal["show", "fix", "off"] = "show"
-    uneven_train: Literal["raise", "stop", "repeat"] = "raise"
+    uneven_train: Literal["raise", "stop"] = "raise"
     uneven_eval: Literal["warn", "raise", "allow", "off", "stop"] = "warn"
     stall_seconds: float = 180.0
     lost_seconds: float = 15.0
@@ -239,8 +239,8 @@ class Settings:
             object.__setattr__(self, name, _checked(name, value, f"argument `{name}`"))
         if self.keeps_even and self.on_divergence == "warn":
             raise SettingsError(
-                "on_divergence='warn' cannot be combined with uneven_train='stop' or 'repeat' or uneven_eval='stop': "
-                "ranks that take the same number of batches wait for one another, so a divergence has to end the job"
+                "on_divergence='warn' cannot be combined with uneven_train='stop' or uneven_eval='stop': ranks that "
+                "take the same number of batches wait for one another, so a divergence has to end the job"
             )
         lowered = [
             (kind, self.levels[kind]) for kind in _NEEDED_TO_BE_EVEN if self.levels.get(kind, "raise") != "raise"
@@ -248,9 +248,8 @@ class Settings:
         if self.keeps_even and lowered:
             kind, level = lowered[0]
             raise SettingsError(
-                f"levels={{'{kind}': '{level}'}} cannot be combined with uneven_train='stop' "
-                "or 'repeat' or uneven_eval='stop': ranks that take the same number of batches wait for one another, "
-                "so this has to end the job"
+                f"levels={{'{kind}': '{level}'}} cannot be combined with uneven_train='stop' or uneven_eval='stop': "
+                "ranks that take the same number of batches wait for one another, so this has to end the job"
             )
         if self.notify and importlib.util.find_spec("apprise") is None:
             raise SettingsError("`notify` needs apprise: pip install 'countoff[notify]'")

@@ -107,7 +107,7 @@ MESSAGES = Messages(
         ),
     },
     only={
-        **EVEN,
+        "Truncated": EVEN,
         "DuplicateData": "loaders that are not sharded",
         "NotReadOnce": "map-style datasets",
         "ShortRun": "with `epochs=`",

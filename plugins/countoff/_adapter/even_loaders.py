@@ -97,7 +97,6 @@ def even_pass(
     begun: list[Any],
     *,
     loader: Any,
-    again: Callable[[], Iterator[Any]] | None = None,
     ahead: bool = False,
     proven: bool = False,
 ) -> Iterator[Any]:
@@ -109,7 +108,6 @@ def even_pass(
         begun: Keeps the even pass for a later call. With one in it, that one goes on with these batches: its loader has
             failed, and was begun again.
         loader: The loader, or any other source of batches.
-        again: Returns another iterator over it; None: ``iter(loader)``.
         ahead: Whether the loop's own loader fetches one batch ahead of the one that it hands out.
         proven: Whether this is the loader whose length the fit's plan proves.
     """
@@ -118,7 +116,6 @@ def even_pass(
         return begun[0]
     even = guard.even(
         batches,
-        again or functools.partial(iter, loader),
         samples=samples_in,
         ahead=ahead,
         # A loader that can report its state is to report the one where the loop is.
@@ -153,12 +150,12 @@ def even_inside(
         name: Its attribute that holds the other one.
         ahead: Whether it fetches one batch ahead of the one that it hands out.
         proven: Whether it is the loader whose length the fit's plan proves.
-        begins: Called when it begins to iterate the other one, where the pass is to end with the shortest rank.
+        begins: Called when it begins to iterate the other one, where the pass is made even.
     """
     inner = getattr(owner, name)
 
     def iterate() -> Iterator[Any]:
-        if guard.even_policy == "stop":
+        if guard.makes_even:
             begins()
         return even_pass(guard, iter(inner), begun, loader=inner, ahead=ahead, proven=proven)
 

@@ -396,7 +396,7 @@ class Fit:
         )
 
     def unused(self) -> dict[str, float]:
-        """Returns how many batches of uneven ranks were left or repeated, if that is not as at the last call."""
+        """Returns how many batches of uneven ranks were left, if that is not as at the last call."""
         measured = self.guard.metrics
         return self.changed({name: value for name, value in measured.items() if name.startswith("countoff/batches_")})
 

@@ -22,8 +22,8 @@ STOP = "uneven_train='stop'"
 _STOP_EVAL = "uneven_eval='stop'"
 _NO_SAMPLES = "compare_data=False"
 
-EVEN = {"Truncated": "with `uneven_train`", "Repeated": "with `uneven_train`"}
-"""When an adapter whose framework leaves uneven ranks to countoff reports what became of their batches."""
+EVEN = "with `uneven_train`"
+"""When an adapter whose framework leaves uneven ranks to countoff reports a `Truncated`."""
 READS_BY_DP_RANK = "no sampler deals out the data: each rank reads by the dp_rank that it is given"
 """Why an adapter sees no order and no shares of the data."""
 LOCAL_STEPS = {

@@ -35,26 +35,17 @@ def cannot_make_even(settings: Settings, framework: str) -> None:
     """
     if settings.keeps_even:
         raise SettingsError(
-            f"uneven_train='stop' or 'repeat' and uneven_eval='stop' do not work with {framework}: give every rank the "
-            "same number of batches"
+            f"uneven_train='stop' and uneven_eval='stop' do not work with {framework}: give every rank the same number "
+            "of batches"
         )
 
 
-def with_common_end(settings: Settings, framework: str) -> Settings:
+def with_common_end(settings: Settings) -> Settings:
     """Returns the settings of a guard for a framework that itself ends each pass on all ranks with the shortest one.
 
     Args:
         settings: The user's choices; ``stop`` is what the framework does.
-        framework: Its name.
-
-    Raises:
-        SettingsError: If short ranks are to repeat batches.
     """
-    if settings.uneven_train == "repeat":
-        raise SettingsError(
-            f"uneven_train='repeat' does not work with {framework}, which ends every epoch on all ranks with the "
-            "shortest one ('stop')"
-        )
     return replace(
         settings, uneven_train="raise", uneven_eval="warn" if settings.uneven_eval == "stop" else settings.uneven_eval
     )
@@ -72,7 +63,7 @@ class Options:
                 trains. `fix` also sets the framework's own length where the true one is proven to be shorter; limits,
                 schedules and evaluations follow it. `off` does neither.
         uneven_train: What to do about train loaders of different lengths: `raise` ends the job, `stop` ends each epoch
-                on every rank with the shortest one, `repeat` lets short ranks repeat batches until the longest ends.
+                on every rank with the shortest one.
         uneven_eval: What to do about evaluations of different lengths: `warn`, `raise`, `allow`, or `stop`, which ends
                 each evaluation on every rank with the shortest one. With `off`, evaluations are not compared, so that
                 only some ranks may evaluate.
@@ -102,7 +93,7 @@ class Options:
         on_divergence: Literal["raise", "warn"] | None = None,
         levels: dict[str, Literal["raise", "warn", "off"]] | None = None,
         totals: Literal["show", "fix", "off"] | None = None,
-        uneven_train: Literal["raise", "stop", "repeat"] | None = None,
+        uneven_train: Literal["raise", "stop"] | None = None,
         uneven_eval: Literal["warn", "raise", "allow", "off", "stop"] | None = None,
         stall_seconds: float | None = None,
         lost_seconds: float | None = None,

@@ -22,7 +22,6 @@ from countoff._adapter.messages import Messages
 from countoff._adapter.passes import Count
 from countoff._adapter.weakly import weakly
 from countoff.core import Guard, LoaderFacts, Settings
-from countoff.core.data.plain import ABSENT, in_class
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -217,8 +216,7 @@ class OwnLoop(ABC):
 
     def _ways(self, loader: Any, name: str | None, position: int) -> dict[str, Any]:
         """Returns what else `Passes.count` takes for a pass over a loader, which goes on at a position."""
-        again = None if in_class(type(loader), "__next__") is ABSENT else (lambda: iter(()))
-        even = functools.partial(even_pass, loader=loader, again=again, proven=self._proves(loader, name))
+        even = functools.partial(even_pass, loader=loader, proven=self._proves(loader, name))
         return {"loader": loader, "position": position, "even": even}
 
     def _proves(self, loader: Any, name: str | None) -> bool:
@@ -308,7 +306,7 @@ class OwnLoop(ABC):
 
     def _observed_length(self, loader: Any, name: str | None) -> int | None:
         ends_alike = self._settings.uneven_train if name is None else self._settings.uneven_eval
-        if not self._settings.enabled or ends_alike in ("stop", "repeat"):
+        if not self._settings.enabled or ends_alike == "stop":
             return None  # another pass may end elsewhere
         last = name is not None or any(each is loader for each in self._trained_on())
         return self._loop.observed_length(loader, name) if last else None

@@ -45,7 +45,7 @@ class ComposerFit:
     """
 
     def __init__(self, state: Any, settings: Settings, *, train: bool, corrected: int | None = None) -> None:
-        self._settings = settings = with_common_end(settings, MESSAGES.framework)
+        self._settings = settings = with_common_end(settings)
         self._corrected = corrected
         rank, world_size = rank_and_world_size()
         self._own = OwnRank(rank, world_size, *position_of(state, rank=rank, world_size=world_size))

@@ -98,7 +98,6 @@ MESSAGES = Messages(
         "WrongHorizon": "durations in epochs or batches",
     },
     cannot={
-        "Repeated": "Composer itself ends every epoch on all ranks with the shortest one",
         "WrongTotal": "Composer tells no number of samples that countoff could prove wrong",
         "NotDistributed": "Composer's launcher sets torch.distributed up",
     },

@@ -53,7 +53,7 @@ MESSAGES = Messages(
     only={
         "LearningRateMismatch": "with `model=` and `optimizer=`",
         "RankMapError": "with a mesh",
-        **EVEN,
+        "Truncated": EVEN,
         "DoubleSharded": "map-style datasets",
         "StreamsDiffer": "map-style datasets",
         "NotReadOnce": "map-style datasets",

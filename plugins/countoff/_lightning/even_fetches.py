@@ -65,7 +65,6 @@ class EvenFetches:
         flattened = self._loader.flattened
         self._even = guard.even(
             self._limited(resumed_at, held, fetcher.iterator),
-            self._again,
             samples=samples_in,
             snapshot=snapshot,
             ahead=self._ahead,
@@ -123,9 +122,6 @@ class EvenFetches:
         """Ends where Lightning ends a pass: at the length that the loader reports, or at the user's limit."""
         batches = itertools.chain(held, _rest(iterator))
         return batches if self._length is None else itertools.islice(batches, max(0, self._length - done))
-
-    def _again(self) -> Iterator[Any]:
-        return self._limited(0, [], iter(self._loader))
 
     def _states(self) -> list[Any]:
         """The states of the loaders where the loop is."""
@@ -187,7 +183,7 @@ class EvenLoaders:
             length.remove()
 
     def _pass(self) -> Iterator[Any]:
-        return self._guard.even(self._batches(self._index), lambda: iter(()), samples=samples_in)
+        return self._guard.even(self._batches(self._index), samples=samples_in)
 
     def _batches(self, index: int) -> Iterator[Any]:
         """The batches of one loader."""
@@ -242,13 +238,11 @@ class EvenLimits:
 
     Args:
         trainer: Lightning's Trainer.
-        repeats: Whether short ranks repeat batches.
         common: Batches of an epoch on every rank; None if they are known only at its end.
     """
 
-    def __init__(self, trainer: Any, repeats: bool, common: int | None) -> None:
+    def __init__(self, trainer: Any, common: int | None) -> None:
         self._trainer = trainer
-        self._repeats = repeats
         self._common = common
         self._placed: dict[str, PlacedValue] = {}
 
@@ -263,8 +257,8 @@ class EvenLimits:
                 self._place(trainer, "val_check_batch", max(1, int(common * interval)))
         if common:
             self._place(loop, "max_batches", common)
-        elif self._repeats or not hasattr(loop._data_fetcher, "batches"):
-            self._place(loop, "max_batches", math.inf)  # a shorter rank goes on beyond its own length
+        elif not hasattr(loop._data_fetcher, "batches"):  # training_step fetches by itself
+            self._place(loop, "max_batches", math.inf)  # else a short rank would leave without asking for the end
 
     def remove(self) -> None:
         """Gives Lightning its own numbers back, where they have not been set anew. Does nothing when called again."""

@@ -120,7 +120,7 @@ class LightningFit:
         plan = plan_of(trainer, facts, proven, fit.own)
         self._begin(plan, own_length=plan.batches_per_epoch if even else None, loaders=loaders_of(trainer))
         if even:
-            self._hooks.callback(self.epochs.make_even(repeats=self._settings.uneven_train == "repeat"))
+            self._hooks.callback(self.epochs.make_even())
         fit.warn(self._with_remedy(fit.wrong_length()), fit.schedules.begin(trainer.global_step))
         self._trains = True
         self._hooks.callback(count_sharded_passes(fit))

@@ -93,7 +93,7 @@ MESSAGES = Messages(
         per_step='configure {} with "interval": "step"', per_epoch='configure {} with "interval": "epoch"'
     ),
     only={
-        **EVEN,
+        "Truncated": EVEN,
         "DoubleSharded": "map-style datasets",
         "StreamsDiffer": "map-style datasets",
         "NotReadOnce": "map-style datasets",

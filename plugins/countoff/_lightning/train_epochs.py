@@ -47,13 +47,9 @@ class TrainEpochs:
         self._fetcher: Any = None
         self._last_step: int | None = None
 
-    def make_even(self, *, repeats: bool) -> Callable[[], None]:
-        """Gives each epoch the same number of batches on every rank; returns a function that ends that.
-
-        Args:
-            repeats: Whether short ranks repeat batches.
-        """
-        self._limits = limits = EvenLimits(self._trainer, repeats, self._guard.common_batches)
+    def make_even(self) -> Callable[[], None]:
+        """Gives each epoch the same number of batches on every rank; returns a function that ends that."""
+        self._limits = limits = EvenLimits(self._trainer, self._guard.common_batches)
         hook = MethodHook(self._trainer.fit_loop.epoch_loop, "on_run_start", after=lambda *_: self._begin_even())
 
         def end() -> None:

@@ -34,7 +34,6 @@ MESSAGES = Messages(
     cannot={
         "WrongLength": _NO_END,
         "Truncated": _NO_END,
-        "Repeated": _NO_END,
         "DoubleSharded": READS_BY_DP_RANK,
         "StreamsDiffer": READS_BY_DP_RANK,
         "SplitLeak": READS_BY_DP_RANK,

@@ -37,7 +37,7 @@ MESSAGES = Messages(
     only={
         "LearningRateMismatch": "with `model=` and `optimizer=`",
         "RankMapError": "with `mesh=`",
-        **EVEN,
+        "Truncated": EVEN,
         "DoubleSharded": "behind a DistributedSampler",
         "StreamsDiffer": "behind a DistributedSampler",
         "NotReadOnce": "behind a DistributedSampler",

@@ -37,7 +37,6 @@ MESSAGES = Messages(
     cannot={
         "WrongLength": _NO_LENGTH,
         "Truncated": _NO_COMMON_END,
-        "Repeated": _NO_COMMON_END,
         "DoubleSharded": READS_BY_DP_RANK,
         "StreamsDiffer": READS_BY_DP_RANK,
         "SplitLeak": READS_BY_DP_RANK,

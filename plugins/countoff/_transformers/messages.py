@@ -72,7 +72,7 @@ MESSAGES = Messages(
     },
     stepping=Stepping(per_step=None, per_epoch=None),  # the Trainer steps its scheduler by itself, at each step
     only={
-        **EVEN,
+        "Truncated": EVEN,
         "DuplicateData": "loaders that are not sharded",
         "NotReadOnce": "map-style datasets",
         "SplitLeak": "the first evaluation",

@@ -34,8 +34,6 @@ def test_numbers_of_one_ranks_loader_are_not_those_of_the_job() -> None:
     totals.take_common(5)
     assert per_epoch(totals) == [5, 2, 4, None, None]
     assert totals.progress(1) == 0.2
-    totals.take_common(9)  # ranks repeat
-    assert per_epoch(totals) == [9, 4, 8, None, None]
     totals.take_common(0)
     assert per_epoch(totals) == [None] * 5
 

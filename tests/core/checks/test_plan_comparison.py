@@ -266,7 +266,6 @@ def reported(settings: Settings, own_batches: int | None) -> Mapping[str, Any]:
     ("one", "other", "words"),
     [
         (EVEN, Settings(), "uneven_train is 'stop' on rank 0, 'raise' on ranks 1, 2"),
-        (EVEN, Settings(uneven_train="repeat"), "uneven_train is 'stop' on rank 0, 'repeat' on ranks 1, 2"),
         (Settings(uneven_eval="stop"), Settings(), "uneven_eval is 'stop' on rank 0, not 'stop' on ranks 1, 2"),
         (Settings(uneven_eval="stop"), EVEN, "uneven_train is 'raise' on rank 0, 'stop' on ranks 1, 2"),
     ],

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from countoff.core import Verdict
-from countoff.core.checks.even import repeated, truncated
+from countoff.core.checks.even import truncated
 from countoff.core.protocol.counters import UnusedBatches
 
 EPOCH = "train epoch 0"
@@ -94,11 +94,3 @@ def test_what_countoff_stopped_was_left_and_not_lost() -> None:
 
 def test_an_epoch_without_a_batch_is_no_acceptable_loss() -> None:
     assert stopped(EPOCH, 0).remedy.startswith("give every rank data")
-
-
-def test_ranks_that_repeated_as_many_batches_are_listed_together() -> None:
-    verdict = repeated(EPOCH, 94, {0: 0, 1: 4, 2: 1, 3: 4})
-    assert verdict is not None
-    assert (verdict.kind, verdict.ranks, verdict.subject) == ("Repeated", (1, 3, 2), "train")
-    assert verdict.sentence.endswith("on every rank: ranks 1, 3 repeated 4 batches each; rank 2 repeated 1 batch.")
-    assert repeated(EPOCH, 94, {0: 0, 1: 0}) is None

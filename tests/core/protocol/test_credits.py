@@ -1,4 +1,4 @@
-"""Even passes over 2 to 64 simulated ranks in random orders of events: all take the minimum, or the maximum.
+"""Even passes over 2 to 64 simulated ranks in random orders of events: all take the minimum.
 
 The environment variable COUNTOFF_TEST_EXAMPLES multiplies the number of examples.
 """
@@ -18,7 +18,6 @@ from countoff.core.protocol.credits import Credits
 from tests.core.protocol.test_protocol import examples, seeds, world_sizes
 from tests.simulator import Epoch, Job, Program, Rank, play
 
-policies = st.sampled_from(["stop", "repeat"])
 singles = st.sampled_from([range(0), range(1), range(1, 64), range(64)])
 """The ranks that fetch nothing ahead: none, the first one, all others, all."""
 
@@ -33,13 +32,7 @@ def lengths(draw: st.DrawFn) -> list[list[int]]:
 
 
 def job(
-    epochs: list[list[int]],
-    policy: str,
-    lookahead: int,
-    *,
-    synced: bool,
-    leaves: int | None = None,
-    single: Container[int] = (),
+    epochs: list[list[int]], lookahead: int, *, synced: bool, leaves: int | None = None, single: Container[int] = ()
 ) -> Job:
     """The job whose ranks have so many batches in each epoch; the ranks in `single` fetch nothing ahead."""
     programs = [
@@ -50,12 +43,7 @@ def job(
         )
         for rank in range(len(epochs[0]))
     ]
-    return Job(
-        tuple(programs),
-        synced=synced,
-        uneven_train=policy,  # pyright: ignore[reportArgumentType]
-        lookahead=lookahead,
-    )
+    return Job(tuple(programs), synced=synced, uneven_train="stop", lookahead=lookahead)
 
 
 def assert_nothing_left(ranks: list[Rank]) -> None:
@@ -64,78 +52,39 @@ def assert_nothing_left(ranks: list[Rank]) -> None:
 
 
 @examples(100)
-@given(lengths(), policies, st.sampled_from([1, 2, 3, 4, 8]), st.booleans(), singles, seeds)
-def test_every_rank_takes_the_minimum_or_the_maximum(epochs, policy, lookahead, synced, single, seed):
-    """Nobody waits for ever, no verdict is given, and a short rank, only, repeats its batches in order."""
-    if policy == "repeat":
-        epochs = [[max(1, own) for own in each] if max(each) else each for each in epochs]
-    ranks = play(job(epochs, policy, lookahead, synced=synced, single=single), seed)
-    assert [rank.state.end for rank in ranks] == [None] * len(ranks)
-    assert all(rank.over for rank in ranks)
-    for number, each in enumerate(epochs):
-        total = min(each) if policy == "stop" else max(each)
-        for rank, own in zip(ranks, each, strict=True):
-            assert rank.taken[number] == [batch % own for batch in range(total)]
-            assert (number in rank.begun_again) == (own < total)
-    assert_nothing_left(ranks)
-
-
-@examples(100)
-@given(world_sizes, st.integers(1, 17), st.sampled_from([1, 2, 4, 8]), st.booleans(), singles, seeds)
-def test_loaders_of_one_length_are_never_begun_again(world, length, lookahead, synced, single, seed):
-    """With `repeat`, a loader is begun again only where another rank is known to have more."""
-    ranks = play(job([[length] * world] * 2, "repeat", lookahead, synced=synced, single=single), seed)
-    assert [(rank.over, rank.begun_again, rank.state.end) for rank in ranks] == [(True, [], None)] * world
-
-
-@st.composite
-def proven_lengths(draw: st.DrawFn) -> tuple[list[int], list[list[int]]]:
-    """The batches that each rank is proven to have, and those that its loader gives in each epoch: no more, often less.
-
-    Often all ranks have as many, and often all of them give as many.
-    """
-    ranks = draw(world_sizes)
-    most = draw(st.sampled_from([1, 2, 4, 9, 17]))
-    proven = draw(st.just([most] * ranks) | st.lists(st.integers(1, most), min_size=ranks, max_size=ranks))
-    equal = st.integers(1, min(proven)).map(lambda each: [each] * ranks)
-    some = st.tuples(*(st.just(each) | st.integers(1, each) for each in proven)).map(list)
-    return proven, draw(st.lists(equal | some | st.just(proven), min_size=1, max_size=3))
-
-
-@examples(100)
-@given(proven_lengths(), st.booleans(), st.sampled_from([0, 1, 3, 8]), seeds)
-def test_a_loader_may_end_before_its_proven_length(lengths, synced, evaluates_after, seed):
-    """Loaders that give as many on all ranks repeat nothing. Else all go on to the most of any rank, or to the proven.
-
-    Nobody waits for ever, no verdict is given, and nothing is left in the store.
-    """
-    proven, epochs = lengths
-    evaluations = {evaluates_after: (2,)} if 0 < evaluates_after <= min(map(min, epochs)) else {}
-    programs = [
-        Program(tuple(Epoch(batches[rank], evaluations=evaluations) for batches in epochs), plan=FitPlan(), proven=own)
-        for rank, own in enumerate(proven)
-    ]
-    ranks = play(Job(tuple(programs), synced=synced, uneven_train="repeat"), seed)
+@given(lengths(), st.sampled_from([1, 2, 3, 4, 8]), st.booleans(), singles, seeds)
+def test_every_rank_takes_the_minimum(epochs, lookahead, synced, single, seed):
+    """Nobody waits for ever, and no verdict is given."""
+    ranks = play(job(epochs, lookahead, synced=synced, single=single), seed)
     assert [(rank.over, rank.state.end) for rank in ranks] == [(True, None)] * len(ranks)
-    for number, each in enumerate(epochs):
-        total = len(ranks[0].taken[number])
-        assert total == max(each) or (total == max(proven) and min(each) < max(each))
-        for rank, own in zip(ranks, each, strict=True):
-            assert rank.taken[number] == [batch % own for batch in range(total)]
-            assert (number in rank.begun_again) == (own < total)
+    for rank in ranks:
+        assert rank.taken == [list(range(min(each))) for each in epochs]
     assert_nothing_left(ranks)
-    if synced:  # else a rank may end a pass before another one tells anything of it, and never hear of that
-        store = ranks[0].store
-        log = [store.get(key) for key in store.values if key.startswith("log/")]
-        assert [entry for entry in log if entry["type"] in ("ends", "stop")] == []
 
 
 @examples(100)
-@given(lengths(), policies, st.sampled_from([1, 2, 4]), st.integers(0, 6), seeds)
-def test_a_rank_that_leaves_alone_is_named(epochs, policy, lookahead, leaves, seed):
+@given(lengths(), st.booleans(), st.sampled_from([0, 1, 3, 8]), seeds)
+def test_every_rank_takes_the_minimum_of_proven_lengths(epochs, synced, evaluates_after, seed):
+    """Nothing is written of it: no rank tells another one where its loader ends."""
+    own = [max(1, length) for length in epochs[0]]
+    evaluations = {evaluates_after: (2,)} if 0 < evaluates_after <= min(own) else {}
+    programs = [Program((Epoch(length, evaluations=evaluations),) * 2, plan=FitPlan(), proven=length) for length in own]
+    ranks = play(Job(tuple(programs), synced=synced, uneven_train="stop"), seed)
+    assert [(rank.over, rank.state.end) for rank in ranks] == [(True, None)] * len(ranks)
+    for rank in ranks:
+        assert rank.taken == [list(range(min(own)))] * 2
+    assert_nothing_left(ranks)
+    store = ranks[0].store
+    log = [store.get(key) for key in store.values if key.startswith("log/")]
+    assert [entry for entry in log if entry["type"] in ("grant", "ends", "stop")] == []
+
+
+@examples(100)
+@given(lengths(), st.sampled_from([1, 2, 4]), st.integers(0, 6), seeds)
+def test_a_rank_that_leaves_alone_is_named(epochs, lookahead, leaves, seed):
     """A `break` on one rank ends the job: the others would wait for its credits."""
     first = [max(each, leaves + 2) for each in epochs[0]]
-    ranks = play(job([first], policy, lookahead, synced=True, leaves=leaves), seed)
+    ranks = play(job([first], lookahead, synced=True, leaves=leaves), seed)
     ends = {rank.state.end and rank.state.end.sentence for rank in ranks}
     assert len(ends) == 1
     verdict = ranks[0].state.end
@@ -151,7 +100,7 @@ def granted(credits: Credits, block: int, size: int) -> list[Action]:
 
 def test_blocks_grow_where_the_store_is_slow():
     """A rank whose answers take over a quarter of a block asks for blocks twice as long, up to eight times."""
-    credits, now, sizes = Credits(3, "stop", 2, 0), 0.0, []
+    credits, now, sizes = Credits(3, 2), 0.0, []
     for block in range(40):
         while credits.ready < sum([1, 1, *sizes[:block]][: block + 1]):
             now += 0.01
@@ -167,7 +116,7 @@ def test_blocks_grow_where_the_store_is_slow():
 
 def test_a_prompt_store_leaves_blocks_as_they_are():
     """Nothing grows where the store answers at once."""
-    credits = Credits(3, "stop", 4, 0)
+    credits = Credits(3, 4)
     actions = [action for now in range(4) for action in credits.fetched(float(now))]
     assert [action.entry["size"] for action in actions if isinstance(action, AddOne)] == [2, 2]
     assert credits.lookahead == 4
@@ -226,7 +175,7 @@ def test_blocks_grow_until_the_host_is_busy_for_a_twentieth(
     It is training that is measured, not how fast a look-ahead is filled. Where training waits for grants, a batch takes
     longer, and blocks are no larger for that.
     """
-    credits = Credits(3, "stop", lookahead, 0, ranks=ranks)
+    credits = Credits(3, lookahead, ranks=ranks)
     train(credits, 400, batch_seconds=milliseconds / 1e3, fetch_seconds=fetch_seconds, grant_seconds=grant_seconds)
     if grant_seconds < milliseconds / 1e3:
         assert (credits.size, credits.lookahead) == (size, 2 * size)
@@ -235,7 +184,7 @@ def test_blocks_grow_until_the_host_is_busy_for_a_twentieth(
 
 def test_blocks_grow_by_one_doubling_at_a_time():
     """A batch that seems short for once, as one that is skipped, does not take eight times the memory."""
-    credits, sizes = Credits(3, "stop", 4, 0, ranks=4096), []
+    credits, sizes = Credits(3, 4, ranks=4096), []
     for batch in range(60):
         for action in credits.fetched(batch * 0.01):
             assert isinstance(action, AddOne)
@@ -246,7 +195,7 @@ def test_blocks_grow_by_one_doubling_at_a_time():
 
 def test_a_look_ahead_of_one_does_not_grow():
     """A loader that hands out one memory for each batch is trained on as it is filled, whatever the store costs."""
-    credits = Credits(3, "stop", 1, 0, ranks=4096)
+    credits = Credits(3, 1, ranks=4096)
     for block in range(20):
         credits.fetched(block * 0.001)
         granted(credits, block, 8)
@@ -263,22 +212,21 @@ def test_the_cost_is_that_of_all_ranks_that_are_compared(monkeypatch: pytest.Mon
         return fetched(credits, now)
 
     monkeypatch.setattr(Credits, "fetched", note)
-    play(job([[9] * 5], "stop", 4, synced=True), 0)
-    assert costs == {Credits(0, "stop", 4, 0, ranks=5).host_seconds}
+    play(job([[9] * 5], 4, synced=True), 0)
+    assert costs == {Credits(0, 4, ranks=5).host_seconds}
 
 
 @examples(20)
-@given(world_sizes, st.sampled_from([32, 50]), st.data(), policies, st.sampled_from([2, 3, 4]), seeds)
-def test_ranks_stay_even_while_blocks_grow(world, most, data, policy, lookahead, seed):
+@given(world_sizes, st.sampled_from([32, 50]), st.data(), st.sampled_from([2, 3, 4]), seeds)
+def test_ranks_stay_even_while_blocks_grow(world, most, data, lookahead, seed):
     """Growth moves borders and look-aheads; no rank takes a batch more or less, or waits for ever."""
     own = data.draw(st.lists(st.integers(most // 2, most), min_size=world, max_size=world))
     added = Credits.added
     with mock.patch.object(Credits, "added", lambda credits, seconds: added(credits, 1e9)):
-        ranks = play(job([own] * 2, policy, lookahead, synced=True), seed)
-    total = min(own) if policy == "stop" else max(own)
+        ranks = play(job([own] * 2, lookahead, synced=True), seed)
     assert [(rank.over, rank.state.end) for rank in ranks] == [(True, None)] * world
-    for rank, batches in zip(ranks, own, strict=True):
-        assert rank.taken == [[batch % batches for batch in range(total)]] * 2
+    for rank in ranks:
+        assert rank.taken == [list(range(min(own)))] * 2
     assert_nothing_left(ranks)
 
 
@@ -289,7 +237,7 @@ def keys_of(actions: list[Action]) -> list[str]:
 
 def test_blocks_take_turns_with_two_counters():
     """No rank adds to a counter for another block before all ranks have: it gives credit for two blocks at most."""
-    credits = Credits(3, "stop", 8, 0)
+    credits = Credits(3, 8)
     actions = [action for _ in range(20) for action in credits.fetched(0.0)]
     assert keys_of(actions) == ["even/3/0", "even/3/1"]
     for block in range(3):
@@ -301,7 +249,7 @@ def test_blocks_take_turns_with_two_counters():
 @pytest.mark.parametrize(("lookahead", "ahead"), [(4, False), (1, True)])
 def test_a_rank_that_fetches_nothing_ahead_says_so_once_to_each_counter(lookahead: int, ahead: bool):
     """A counter keeps it, and no sum grows with the number of batches beyond what the store can hold."""
-    credits, told = Credits(3, "stop", lookahead, 0, ahead=ahead), []
+    credits, told = Credits(3, lookahead, ahead=ahead), []
     for block in range(5):
         told += [action.single for action in credits.fetched(0.0) if isinstance(action, AddOne)]
         granted(credits, block, 1)
@@ -320,7 +268,7 @@ def test_the_next_pass_begins_with_blocks_as_large_as_the_last_ones(monkeypatch:
 
     monkeypatch.setattr(Credits, "added", lambda credits, seconds: added(credits, 1e9))
     monkeypatch.setattr(Credits, "receive", note)
-    ranks = play(job([[200] * 2] * 2, "stop", 4, synced=True), 0)
+    ranks = play(job([[200] * 2] * 2, 4, synced=True), 0)
     assert [(rank.over, rank.state.end) for rank in ranks] == [(True, None)] * 2
     first, second = sizes.values()
     assert set(first[:2]) == {2}
@@ -330,7 +278,7 @@ def test_the_next_pass_begins_with_blocks_as_large_as_the_last_ones(monkeypatch:
 
 def test_what_another_program_writes_grants_nothing():
     """Grants out of order, of blocks that this rank has no credit for, or without a size change nothing."""
-    credits = Credits(3, "stop", 4, 0)
+    credits = Credits(3, 4)
     for block, size in ((0, 2), (1, 2), (7, 2)):
         granted(credits, block, size)
     assert credits.granted == 0
@@ -344,7 +292,7 @@ def test_what_another_program_writes_grants_nothing():
 
 def test_a_known_end_needs_no_credits():
     """Where the common end is known before the span begins, nothing is fetched ahead and nobody is counted."""
-    credits = Credits.known(3, "stop", 5, 0)
+    credits = Credits.known(3, 5)
     assert (credits.lookahead, credits.granted, credits.total) == (0, 5, 5)
     assert [credits.fetched(0.0) for _ in range(5)] == [[]] * 5
     assert credits.ended(0.0) == []
@@ -352,9 +300,9 @@ def test_a_known_end_needs_no_credits():
 
 def test_a_batch_of_a_block_that_is_not_whole_cannot_come():
     """A rank that fetches no more gets the batches of its whole blocks, and those up to an end that it can reach."""
-    credits = Credits(3, "stop", 4, 0)
+    credits = Credits(3, 4)
     for _ in range(3):
         credits.fetched(0.0)
     assert [credits.can_come(batch) for batch in (1, 2, 3, 4)] == [True, True, False, False]
-    credits.receive({"type": "ends", "opened": 3, "at": 3, "rank": 1}, 0.0)
+    credits.receive({"type": "ends", "opened": 3, "at": 3}, 0.0)
     assert [credits.can_come(batch) for batch in (2, 3, 4)] == [True, True, False]

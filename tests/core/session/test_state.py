@@ -131,7 +131,7 @@ def test_the_row_counts_the_batches_in_the_look_ahead() -> None:
     """A rank that fetches ahead has fetched those batches too, also in a resumed pass and once it has left its loop."""
     state, span = state_of(uneven_train="stop"), SpanCounters(EPOCH, started=3, prefetched=3)
     state.reach(SyncPoint("train_start", EPOCH, at=3), opens=span)
-    credits = Credits(span.opened, "stop", 4, 0)
+    credits = Credits(span.opened, 4)
     state.begin_credits(span, credits)
     for _ in range(4):
         state.fetched(credits)

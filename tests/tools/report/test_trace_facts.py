@@ -577,7 +577,7 @@ def test_the_rank_for_which_the_others_wait_comes_first(tmp_path: Path, kind: st
 
 
 def test_what_even_ranks_have_left_is_no_difference(tmp_path: Path) -> None:
-    """With `uneven_train`, ranks count alike by leaving or repeating batches."""
+    """With `uneven_train`, ranks count alike by leaving batches."""
     for rank in range(4):
         writer = RankWriter(tmp_path, rank, 4)
         writer.open("train epoch 0")

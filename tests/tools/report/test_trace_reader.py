@@ -25,7 +25,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "open": {"span": "train epoch 0", "eval": False, "at": 0},
     "tick": {"b": 10, "s": 10, "lr": [0.1], "l": 0.5},
     "pause": {"s": 2.0, "in": "loader", "at": ["a.py:1 in f"]},
-    "close": {"span": "train epoch 0", "why": "exhausted", "b": 10, "s": 10, "l": 0.5, "unused": 1, "repeated": 2},
+    "close": {"span": "train epoch 0", "why": "exhausted", "b": 10, "s": 10, "l": 0.5, "unused": 1},
     "warning": {"verdict": example_traces.verdict("Truncated")},
     "roll": {"span": "train epoch 0", "spread": 0.5, "last": [1]},
     "once": {"span": "train epoch 0", "rows": 61, "repeated": 1, "dropped": 2},

@@ -163,11 +163,7 @@ def test_a_python_that_runs_another_program_first_is_refused(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("arguments", "code", "line"),
     [
-        (
-            ["--uneven-train", "stopp", "--", "true"],
-            2,
-            "--uneven-train must be 'raise' or 'stop' or 'repeat', got 'stopp'",
-        ),
+        (["--uneven-train", "stopp", "--", "true"], 2, "--uneven-train must be 'raise' or 'stop', got 'stopp'"),
         (
             ["--uneven-trian", "stop", "--", "true"],
             2,

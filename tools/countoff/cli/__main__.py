@@ -198,7 +198,7 @@ _SETTINGS = (
     ("on-divergence", "EFFECT", "raise or warn, where ranks are proven to be out of step"),
     ("levels", "KIND=LEVEL,…", "raise, warn or off, by kind of verdict: Stalled=raise,SameOrder=off"),
     ("totals", "HOW", "show the true totals; fix: also set the framework's own where they are proven; off"),
-    ("uneven-train", "HOW", "raise, stop each epoch with the shortest rank, or repeat batches on short ranks"),
+    ("uneven-train", "HOW", "raise, or stop each epoch with the shortest rank"),
     ("uneven-eval", "HOW", "warn, raise, allow, off (compare none), or stop each with the shortest rank"),
     ("stall-seconds", "SECONDS", "without progress of any rank, before a stall is reported"),
     ("lost-seconds", "SECONDS", "without any answer of a host, before its ranks are lost"),

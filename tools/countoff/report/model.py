@@ -53,7 +53,6 @@ class Span:
         at_verdict: Whether the table of a verdict has these counts, which are later than those of the last tick.
         fetched: Batches that it had fetched when a verdict came; None if no verdict tells.
         unused: Batches that were left in the loader; None if not known.
-        repeated: Batches that the loader has repeated; None if not known.
         start: How far the rank was at its begin, where the learning rates had changed; else None.
         ticks: How far the rank was meanwhile, thinned out where the trace is long.
     """
@@ -71,7 +70,6 @@ class Span:
     at_verdict: bool = False
     fetched: int | None = None
     unused: int | None = None
-    repeated: int | None = None
     start: Tick | None = None
     ticks: list[Tick] = field(default_factory=list)
 

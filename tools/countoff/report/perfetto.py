@@ -239,7 +239,6 @@ def _of_span(fit: Fit, span: Span) -> Slice:
         "steps": span.steps,
         "seconds waiting for the loader": span.loader_seconds,
         "unused batches": span.unused or None,
-        "repeated batches": span.repeated or None,
         "closed": span.why or "no",
     }
     return Slice(span.begin, end, span.name, "evaluation" if span.is_evaluation else "train", facts)

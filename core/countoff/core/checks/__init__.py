@@ -52,7 +52,6 @@ KINDS |= {
         stalled.STALLED,
         framework.WRONG_LENGTH,
         even.TRUNCATED,
-        even.REPEATED,
         data.DUPLICATE_DATA,
         streams.DOUBLE_SHARDED,
         streams.STREAMS_DIFFER,

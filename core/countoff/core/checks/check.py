@@ -33,7 +33,7 @@ class Choices(Protocol):
     @property
     def weights_every(self) -> int: ...  # noqa: D102
     @property
-    def uneven_train(self) -> Literal["raise", "stop", "repeat"]: ...  # noqa: D102
+    def uneven_train(self) -> Literal["raise", "stop"]: ...  # noqa: D102
     @property
     def uneven_eval(self) -> Literal["warn", "raise", "allow", "off", "stop"]: ...  # noqa: D102
     @property
@@ -176,10 +176,6 @@ class Others(Protocol):
 
     def all_have_read(self, entries: int) -> None:
         """Tells that no rank needs the first entries of the log any more."""
-        ...
-
-    def forget(self, key: str, ranks: Sequence[int] = ()) -> None:
-        """Deletes a key, or with ranks what these have reported under it, in the background."""
         ...
 
     def report(

@@ -1,7 +1,7 @@
-"""Do ranks with different numbers of batches take the same number, and what is lost by it? `Truncated`, `Repeated`.
+"""Do ranks with different numbers of batches take the same number, and what is lost by it? `Truncated`.
 
 A framework may end each pass on all ranks with the shortest one, or countoff does so as the user has asked for. Then
-nothing is out of step, but some ranks leave data unused, or use some twice.
+nothing is out of step, but some ranks leave data unused.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from countoff.core.protocol.counters import SpanCounters, UnusedBatches
 from countoff.core.protocol.records import Reason, Records, parse_count
 from countoff.core.verdict import Cause, Verdict, VerdictKind
 
-__all__ = ["REPEATED", "TRUNCATED", "EvenCheck", "judge_lengths", "repeated", "truncated"]
+__all__ = ["TRUNCATED", "EvenCheck", "judge_lengths", "truncated"]
 
 _DIFFER = "The ranks' loaders differ in length, and "
 _BY_FRAMEWORK = f"{_DIFFER}the framework stops all of them at the shortest without a message."
 _BY_COUNTOFF = f"{_DIFFER}{{}}='stop' ends the loop on every rank with the shortest one."
 _OPTIONS = {"train": "uneven_train", "evaluation": "uneven_eval"}
 _ACCEPTED = "nothing, if you accept that these batches are not used."
-_METRIC = "This is printed once in a fit; the metric {} has the number of each epoch."
+_METRIC = "This is printed once in a fit; the metric countoff/batches_left has the number of each epoch."
 _SHOWN = 4
 """Groups of ranks that a sentence names."""
 
@@ -40,27 +40,10 @@ TRUNCATED = VerdictKind(
 
 **Fix.** If the loss is small, do nothing. Otherwise [make the ranks even](uneven-data.md).
 """
-REPEATED = VerdictKind(
-    "Repeated",
-    'with `uneven_train="repeat"`, a short rank repeated batches until the longest rank ran out of data',
-    ends=False,
-    causes={
-        "": Cause(
-            f"{_DIFFER}with uneven_train='repeat' a short one begins again until the longest one has ended. The "
-            "samples of repeated batches count more than once in this epoch.",
-            f"nothing, if you accept the repetition. {_METRIC.format('countoff/batches_repeated')}\n"
-            "to count each sample once, give every rank the same number of batches.",
-        )
-    },
-)
-"""**Cause.** A loader that ends first is begun again, so samples of short ranks count more than others.
-
-**Fix.** If few batches are repeated, do nothing. Otherwise [make the ranks even](uneven-data.md).
-"""
 
 
 class EvenCheck(Check):
-    """Learns the common number of batches at the roll call, and warns of what is left or repeated in each span.
+    """Learns the common number of batches at the roll call, and warns of what is left in each span.
 
     Args:
         state: This rank's state.
@@ -75,7 +58,6 @@ class EvenCheck(Check):
         self.lengths: tuple[int, ...] = ()
         self.lengths_now: tuple[int, ...] = ()
         self._settings = state.settings
-        self._ranks = state.ranks
         self._others: Others | None = None
 
     def fit_started(self, start: FitStart, others: Others | None) -> None:  # noqa: D102
@@ -110,34 +92,20 @@ class EvenCheck(Check):
         span.closed_credits = span.credits
 
     def span_report(self, span: SpanCounters) -> Mapping[str, Any]:  # noqa: D102
-        report: dict[str, Any] = {"unused": span.unused}
-        if span.repeated:
-            report["repeated"] = span.repeated
         if span.closed_credits is None or self._others is None:
-            return report
-        if span.closed_credits.is_short:
-            report["short"] = True
-        return {**report, "read": self._others.entries_read()}
+            return {"unused": span.unused}
+        return {"unused": span.unused, "read": self._others.entries_read()}
 
     def compare_spans(self, span: SpanCounters, reports: Records) -> Iterator[Verdict | None]:  # noqa: D102
-        if (credits := span.closed_credits) is not None and self._others is not None:
-            read = min(report["read"] for report in reports.values())
-            self._others.all_have_read(read)
-            if short := [rank for rank, report in reports.items() if report.get("short")]:
-                self._others.forget(credits.end_key)
-            if reported := short or (self._ranks if credits.is_undecided else ()):
-                self._others.forget(credits.end_key, reported)
-        yield repeated(span.name, span.started, {rank: each.get("repeated", 0) for rank, each in reports.items()})
+        if span.closed_credits is not None and self._others is not None:
+            self._others.all_have_read(min(report["read"] for report in reports.values()))
         yield self._judge_rest(span, reports)
 
     def metrics(self, span: SpanCounters, reports: Records) -> Mapping[str, float]:  # noqa: D102
-        policy = "raise" if span.evaluation else self._settings.uneven_train
-        if policy == "stop":
-            left = sum(UnusedBatches(*report["unused"]).batches for report in reports.values() if report["unused"])
-            return {"countoff/batches_left": left}
-        if policy == "repeat":
-            return {"countoff/batches_repeated": sum(report.get("repeated", 0) for report in reports.values())}
-        return {}
+        if span.evaluation or self._settings.uneven_train == "raise":
+            return {}
+        left = sum(UnusedBatches(*report["unused"]).batches for report in reports.values() if report["unused"])
+        return {"countoff/batches_left": left}
 
     def left_keys(self, span: SpanCounters) -> Iterable[str]:  # noqa: D102
         return () if span.closed_credits is None else span.closed_credits.left_keys()
@@ -218,31 +186,6 @@ def truncated(
     )
 
 
-def repeated(span: str, used: int, batches: Mapping[int, int]) -> Verdict | None:
-    """Returns a `Repeated` warning if some ranks gave batches more than once, so that all ranks took the same number.
-
-    Args:
-        span: The span's name.
-        used: Batches that every rank used in it.
-        batches: Batches that each rank repeated, at least 0.
-
-    Returns:
-        The warning; None if no rank repeated any.
-
-    >>> print(repeated("train epoch 0", 9, {0: 0, 1: 2, 2: 2}).sentence)
-    train epoch 0 went on to 9 batches on every rank: ranks 1, 2 repeated 2 batches each.
-    """
-    groups = _in_order({rank: count for rank, count in batches.items() if count})
-    if not groups:
-        return None
-    said = _listed((f"{names_of(ranks)} repeated {count_of(count, 'batch')}", ranks) for count, ranks in groups)
-    return REPEATED.found(
-        f"{span} went on to {count_of(used, 'batch')} on every rank: {said}.",
-        [rank for _, ranks in groups for rank in ranks],
-        subject="train" if span.startswith("train") else "evaluation",
-    )
-
-
 def _in_order(values: Mapping[int, Any]) -> list[tuple[Any, list[int]]]:
     """The values with their ranks, in the order of their first ranks."""
     return sorted(ranks_by(values), key=lambda group: group[1])
@@ -259,8 +202,4 @@ def _remedy(subject: str, used: int) -> str:
         return "give every rank data for at least one batch: as long as one rank has none, no rank takes any batch."
     if subject != "train":
         return f"{_ACCEPTED}\nto use all data, give every rank the same number of evaluation batches."
-    return (
-        f"{_ACCEPTED} {_METRIC.format('countoff/batches_left')}\n"
-        "to use all data, give every rank the same number of batches.\n"
-        "let short ranks repeat batches instead: uneven_train='repeat'."
-    )
+    return f"{_ACCEPTED} {_METRIC}\nto use all data, give every rank the same number of batches."

@@ -61,8 +61,8 @@ def needed(ranks: Sequence[int]) -> Verdict:
     """
     late = _missing(ranks)
     why = (
-        "With uneven_train='stop' or 'repeat', or uneven_eval='stop', every rank must tell the others which batches it "
-        "has. The job would wait for a rank that does not."
+        "With uneven_train='stop' or uneven_eval='stop', every rank must tell the others which batches it has. The job "
+        "would wait for a rank that does not."
     )
     remedy = f"{late.remedy}\nif ranks start minutes apart, raise deadline_seconds."
     return replace(late, why=why, remedy=remedy, harmful=True)

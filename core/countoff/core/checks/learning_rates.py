@@ -69,8 +69,7 @@ LEARNING_RATE_MISMATCH = VerdictKind(
             "Each rank makes its schedule by itself. A number that follows from the length of its own loader may be "
             "another one on each rank. The ranks' weights would drift apart.",
             "make the scheduler for one number of steps, and with one learning rate, on all ranks. If the number "
-            "follows from len(loader): all-reduce it before you make the scheduler, and take the minimum (with "
-            "uneven_train='repeat', the maximum).",
+            "follows from len(loader): all-reduce it before you make the scheduler, and take the minimum.",
         ),
     },
 )

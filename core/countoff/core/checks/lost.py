@@ -329,8 +329,8 @@ def unprotected(rank: int, reason: str) -> Verdict:
         f"rank {rank} has lost contact with the other ranks: {reason}.",
         (rank,),
         why=(
-            "With uneven_train='stop' or 'repeat', or uneven_eval='stop', the ranks agree through the job's store on "
-            "which batches to start. Without the store, this rank could start a batch that another rank does not have."
+            "With uneven_train='stop' or uneven_eval='stop', the ranks agree through the job's store on which batches "
+            "to start. Without the store, this rank could start a batch that another rank does not have."
         ),
         remedy=(
             "look at the host of the job's store (the one in MASTER_ADDR), at rank 0, and at the network between this "

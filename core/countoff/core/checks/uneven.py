@@ -18,19 +18,17 @@ from countoff.core.verdict import Cause, Verdict, VerdictKind
 __all__ = [
     "DECISION",
     "EVALUATION",
-    "REPEAT",
     "UNEVEN_BATCHES",
     "WHO_EVALUATES",
     "UnevenCheck",
     "judge_batches",
-    "nothing_to_repeat",
     "uneven_apart",
 ]
 
 DECISION, WHO_EVALUATES = "decision", "who evaluates"
 """Subjects for which one rank's loop decided: it has left the loop, or evaluates alone."""
-EVALUATION, REPEAT = "evaluation", "repeat"
-"""Subjects: evaluations differ in length, a rank has nothing to repeat. The subject is empty for train loaders."""
+EVALUATION = "evaluation"
+"""The subject where evaluations differ in length. It is empty for train loaders."""
 
 UNEVEN_BATCHES = VerdictKind(
     "UnevenBatches",
@@ -59,7 +57,6 @@ UNEVEN_BATCHES = VerdictKind(
             "if only some ranks are to evaluate: uneven_eval='off', on every rank.",
             restart="unknown",
         ),
-        REPEAT: Cause(),
     },
 )
 """**Cause.** The data was divided by files (7 files on 4 ranks), or by samples that do not divide by the number of
@@ -154,35 +151,6 @@ def uneven_apart(name: str, batches: Mapping[int, int]) -> Verdict | None:
         subject=EVALUATION,
         standing="ran out first",
     )
-
-
-def nothing_to_repeat(rank: int, span: str, batches: int = 0) -> Verdict:
-    """Returns the verdict that a rank's loader has no batch to repeat, where other ranks have more batches.
-
-    Args:
-        rank: The rank.
-        span: The span's name.
-        batches: Batches that its loader gave before it ended for the first time.
-    """
-    if batches:
-        sentence = (
-            f"the loader of rank {rank} ended after {count_of(batches, 'batch')} of {span}, and cannot repeat them."
-        )
-        why = "With uneven_train='repeat', its loader was begun again, and it gave no batch the second time."
-        remedy = (
-            "use a loader that starts from its first batch each time a loop begins it (iter(loader)), as a DataLoader "
-            "does.\n"
-            "where it is a generator, an iterator or a function, which give their batches only once: "
-            "uneven_train='stop' ends the epoch on every rank with the shortest one."
-        )
-    else:
-        sentence = f"rank {rank} has no data in {span}, so it has no batch to repeat; other ranks have batches."
-        why = "With uneven_train='repeat', a short rank repeats its own batches, and the loader of this rank is empty."
-        remedy = (
-            "give every rank data for at least one batch: look at how files or samples are divided among the ranks, "
-            "and at drop_last=True, which drops a rank's only batch if it is not full."
-        )
-    return UNEVEN_BATCHES.found(sentence, (rank,), subject=REPEAT, why=why, remedy=remedy, standing="ran out first")
 
 
 def _ran_out_before(sync_point: SyncPoint, other: SyncPoint) -> bool:

@@ -40,8 +40,6 @@ class AddOne:
         opened: Index of the sync point that opened the span; with `key` it names the counter.
         key: The counter, the same on all ranks. It is complete whenever every rank has added as often.
         entry: The entry, as JSON types.
-        batches: A number of this rank. The entry of the rank that completes the counter then has the largest number of
-            all ranks as ``at``. None: there is no such number.
         single: Whether blocks must have one batch, because this rank fetches nothing ahead. From then on the counter
             tells that to the rank that completes it, whose entry then has the ``size`` 1.
     """
@@ -49,7 +47,6 @@ class AddOne:
     opened: int
     key: str
     entry: dict[str, Any]
-    batches: int | None = None
     single: bool = False
 
 

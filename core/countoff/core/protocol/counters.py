@@ -54,7 +54,6 @@ class SpanCounters:
         loader_seconds: Seconds that this rank's training thread has waited for its loader.
         compared: Whether the span is compared with that of other ranks, and so has sync points in the log.
         unused: What this rank's loader had beyond the batches used, when the span closed; None where nobody looked.
-        repeated: Batches that this rank has repeated, so that the span had the same number on every rank.
         credits: Its credits while it is open, where ranks that differ take the same number of batches.
         closed_credits: The same once it is closing.
         notice: A warning that holds if all ranks have closed the span alike.
@@ -74,7 +73,6 @@ class SpanCounters:
     loader_seconds: float = 0.0
     compared: bool = True
     unused: UnusedBatches | None = None
-    repeated: int = 0
     credits: Credits | None = None
     closed_credits: Credits | None = None
     notice: Verdict | None = None
@@ -95,7 +93,7 @@ class SpanCounters:
 
         No rule compares it: ranks that take the same number of batches may differ in what they have fetched ahead.
 
-        >>> span = SpanCounters("train epoch 0", started=4, credits=Credits(0, "stop", 4, rank=0))
+        >>> span = SpanCounters("train epoch 0", started=4, credits=Credits(0, 4))
         >>> span.credits.ready = 6
         >>> span.fetched, span.delivered
         (4, 6)

@@ -9,20 +9,10 @@ have one of that number, so no collective ever lacks a rank.
   counters are enough, in turns: no rank gives credit for a block before the second one before it is granted.
 - Blocks double until the training of one takes long enough: 20 times as long as the store's host is busy with it, which
   follows from the number of the clients of the store, and 4 times as long as the store takes to answer.
-- ``stop``: a rank whose loader ends announces its number of batches. Every rank that has as many adds 1 to a counter of
-  that number, and the rank that completes it appends the common end. A rank whose loader ends earlier announces its own
+- A rank whose loader ends announces its number of batches. Every rank that has as many adds 1 to a counter of that
+  number, and the rank that completes it appends the common end. A rank whose loader ends earlier announces its own
   number instead.
-- ``repeat``: a rank whose loader ends for the first time writes its number and adds 1 to a counter. The rank that
-  completes the counter appends the largest number as the common end. A rank also announces the number after which its
-  loader has ended, unless the log has one that is at least as large. A rank whose loader delivers more than the largest
-  number that was announced appends that it has more. Only a rank that is so known to be shorter than another one begins
-  its loader again, and gives credit beyond its own number. Loaders of one length are never begun again.
-- Where the lengths of all loaders are proven, there are no credits. With ``stop``, every rank ends after the smallest
-  length. With ``repeat``, a rank starts whatever its own loader delivers, since no common end is less than that. It
-  ends after the largest length without waiting. A loader may end before that: it is shorter than another one, or its
-  loop has left out a batch that cannot be read. Then its rank announces its number and adds 1 to a counter, and waits.
-  A rank that has more than an announced number appends the largest length as the common end. If none has more, all
-  ranks add 1, and the common end is the largest number that was announced.
+- Where the lengths of all loaders are proven, there are no credits: every rank ends after the smallest length.
 
 A rank fetches at most `lookahead` batches more than it has started, and gives credit for at most two blocks that are
 not granted yet. A rank that ends has fewer batches than any other rank can fetch while it waits, so each of those finds
@@ -36,7 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from countoff.core.protocol.actions import Action, AddOne, WriteEntry
 from countoff.core.protocol.records import parse_count
@@ -65,9 +55,7 @@ class Credits:
 
     Args:
         opened: Index of the sync point that opened the span; equal on all ranks.
-        policy: Whether the span ends with the shortest rank (``stop``) or with the longest (``repeat``).
         lookahead: Batches that a rank may fetch ahead of the one that it trains on, at least 1; equal on all ranks.
-        rank: This rank.
         ahead: Whether this rank may fetch ahead; False, or a look-ahead of 1: it fetches each batch where its loop asks
             for it.
         size: Batches of a block from the third one on, as far as this rank decides on it, if that is more than half of
@@ -76,39 +64,23 @@ class Credits:
 
     Attributes:
         opened: Index of the sync point that opened the span.
-        policy: Whether the span ends with the shortest rank or with the longest.
-        ready: Batches that this rank's loader has delivered, repeated ones included.
+        ready: Batches that this rank's loader has delivered.
         granted: Batches that every rank may start.
         total: Batches that every rank takes in all; None while that is not known.
         own_end: Batches after which this rank's loader ended for the first time; None if it has not.
         lookahead: Batches that the rank holds before it starts them; it grows with the blocks.
         size: Batches of each block whose border is not known yet.
         host_seconds: How long a block keeps the store's host busy, computed.
-        is_short: Whether this rank's loader has ended before the largest of the proven lengths.
     """
 
-    def __init__(
-        self,
-        opened: int,
-        policy: Literal["stop", "repeat"],
-        lookahead: int,
-        rank: int,
-        *,
-        ahead: bool = True,
-        size: int = 0,
-        ranks: int = 1,
-    ) -> None:
+    def __init__(self, opened: int, lookahead: int, *, ahead: bool = True, size: int = 0, ranks: int = 1) -> None:
         self.opened = opened
-        self.policy = policy
         self.ready = 0
         self.granted = 0
         self.total: int | None = None
         self.own_end: int | None = None
         self.lookahead = lookahead if ahead else 1
-        self.is_short = False
         self._ahead = ahead and lookahead > 1
-        self._rank = rank
-        self._empty: int | None = None  # a rank that has no batch to repeat
         self._first_block = max(1, lookahead // 2)
         self.size = max(self._first_block, size)
         self.host_seconds = ranks * _HOST_SECONDS
@@ -122,36 +94,19 @@ class Credits:
         self._ends: set[int] = set()  # in the log
         self._lowest: int | None = None  # the smallest end known here
         self._offered: int | None = None
-        # Where ranks repeat, by the log:
-        self._most = 0  # batches that some rank has of its own, at least
-        self._last_end = -1  # the largest number after which a loader has ended
-        self._told = -1  # the largest such number of which this rank has told that it has more
-        # Where ranks repeat, and their lengths are proven:
-        self._longest: int | None = None  # the largest length; None where they are not proven
-        self._shortest: int | None = None  # the smallest number after which a loader has ended, by the log
-        self._stopped = False  # whether the log has the common end
-        self._has_told = False  # whether this rank has told that the common end is the largest length
 
     @classmethod
-    def known(cls, opened: int, policy: Literal["stop", "repeat"], total: int, rank: int) -> Credits:
+    def known(cls, opened: int, total: int) -> Credits:
         """Returns the credits of a span for which the lengths of all loaders are proven: nothing is fetched ahead.
-
-        With ``stop``, the common end is known. With ``repeat``, it is if some loader has as many batches as is proven.
 
         Args:
             opened: Index of the sync point that opened the span.
-            policy: Whether the span ends with the shortest rank or with the longest.
-            total: Batches of the shortest or of the longest loader.
-            rank: This rank.
+            total: Batches of the shortest loader.
         """
-        credits = cls(opened, policy, 1, rank, ahead=False)
+        credits = cls(opened, 1, ahead=False)
         credits._borders = []
-        credits.granted = total
-        if policy == "stop" or not total:
-            credits.lookahead = 0
-            credits.total = total
-        else:
-            credits._longest = total
+        credits.lookahead = 0
+        credits.granted = credits.total = total
         return credits
 
     # Events of the training thread.
@@ -164,8 +119,6 @@ class Credits:
         """
         self.ready += 1
         self._measure(now)
-        if self.ready == self._longest and self.own_end is None and self.total is None:
-            self.total = self._longest  # no rank has more
         return self._due(now)
 
     def ended(self, now: float) -> list[Action]:
@@ -177,15 +130,10 @@ class Credits:
         self.own_end = end = self.ready
         if self.total is not None:
             return []
-        if self.policy == "repeat":
-            if self._longest is not None:
-                self.granted, self.is_short = end, True
-            entry = {"type": "stop", "opened": self.opened}
-            return [self._ends_entry(end), AddOne(self.opened, self._key("ended"), entry, batches=end)]
         if self._lowest is not None and self._lowest <= end:
             return self._due(now)
         self._lowest = end
-        return [self._ends_entry(end), *self._due(now)]
+        return [WriteEntry({"type": "ends", "opened": self.opened, "at": end}), *self._due(now)]
 
     # Events from other ranks.
 
@@ -205,29 +153,12 @@ class Credits:
                 self._receive_grant(size)
         else:
             at = parse_count(entry["at"])
-            if self.policy == "repeat" and entry["type"] != "stop":
-                self._most = max(self._most, at)
-                if entry["type"] == "ends":
-                    self._last_end = max(self._last_end, at)
-                    self._shortest = at if self._shortest is None else min(at, self._shortest)
-                    self._empty = parse_count(entry["rank"]) if at == 0 else self._empty
-            elif entry["type"] == "ends":
+            if entry["type"] == "ends":
                 self._ends.add(at)
                 self._lowest = at if self._lowest is None else min(at, self._lowest)
-            else:
-                self._stopped = True
-                if self.total is None:
-                    self.total = self.granted = at
+            elif self.total is None:
+                self.total = self.granted = at
         return self._due(now)
-
-    def others_started(self, batch: int) -> list[Action]:
-        """Another rank is known to have started a batch: the log's next sync point tells that, after which it may go.
-
-        Args:
-            batch: Its number in this span, from 1.
-        """
-        has_more = self.own_end is not None and self.own_end < batch
-        return self._tell_longest() if has_more and self.total is None else []
 
     def added(self, seconds: float) -> None:
         """This rank has added 1 to a counter.
@@ -236,16 +167,6 @@ class Credits:
             seconds: How long the store took to answer.
         """
         self._answer_seconds = seconds
-
-    @property
-    def may_repeat(self) -> bool:
-        """Whether this rank's loader has ended, and another rank is known to have more batches."""
-        return self.own_end is not None and self._most > self.own_end
-
-    @property
-    def empty(self) -> int | None:
-        """A rank that has no batch to repeat, where this rank has batches; None if none is known."""
-        return self._empty if self.ready else None
 
     def can_come(self, batch: int) -> bool:
         """Whether a batch may still be granted if this rank fetches no more.
@@ -259,39 +180,15 @@ class Credits:
         delivered = self._borders[whole - 1] if whole > 0 else self.granted
         return batch <= delivered or (batch <= self.ready and min(self._ends, default=self.ready + 1) <= self.ready)
 
-    def is_written(self, entry: Mapping[str, Any]) -> bool:
-        """Whether the log is known to hold what an entry of this rank is to tell: its end, the common one, or more."""
-        if entry["type"] == "stop":
-            return self._stopped
-        if self.total is not None:
-            return True
-        if entry["type"] == "more":
-            return self._most > self._last_end
-        end: int = entry["at"]
-        if self.policy == "stop":
-            return any(heard <= end for heard in self._ends)
-        if end == 0:  # told to all, though another rank has more: it has nothing to repeat
-            return self._empty is not None
-        if self._longest is not None:
-            return self._shortest is not None and self._shortest <= end
-        return self._most > end or self._last_end >= end
+    def has_end(self, end: int) -> bool:
+        """Whether the log is known to hold that some loader ends after as many batches or fewer, or the common end."""
+        return self.total is not None or any(heard <= end for heard in self._ends)
 
     def left_keys(self) -> list[str]:
         """The keys of this span that may be left in the store once it is over on all ranks."""
         names = [str(counter) for counter in range(_COUNTERS if self._borders else 0)]
         names += [f"end/{end}" for end in sorted(self._ends)]
-        keys = [self._key(name) for name in names]
-        return [*keys, self.end_key] if self.is_undecided else keys
-
-    @property
-    def is_undecided(self) -> bool:
-        """Whether ranks that repeat may have reported their ends, and no common end came of it."""
-        return self.policy == "repeat" and self.total is None and self._longest is None
-
-    @property
-    def end_key(self) -> str:
-        """Where ranks that repeat report their numbers of batches: the name of the reports, and the counter's key."""
-        return self._key("ended")
+        return [self._key(name) for name in names]
 
     def _receive_grant(self, size: int) -> None:
         self.granted = self._borders.pop(0)
@@ -303,35 +200,21 @@ class Credits:
 
     def _due(self, now: float) -> list[Action]:
         """The counters to which this rank has to add 1, now that it has fetched, heard or been told something."""
-        if self._longest is not None:
-            own = self.ready if self.own_end is None else self.own_end
-            has_more = self._shortest is not None and self._shortest < own
-            return self._tell_longest() if has_more and (self.own_end is None or self.total is not None) else []
         actions: list[Action] = []
         if self.total is not None:
             return actions
-        held = self.ready if self.own_end is None or self.may_repeat else self.own_end
+        held = self.ready if self.own_end is None else self.own_end
         while (place := self._credited - self._block) < len(self._borders):
             border = self._borders[place]
             if border > held or (self._lowest is not None and border > self._lowest):
                 break
             actions.append(self._credit(now))
         end = min(self._ends, default=None)  # those in the log, so that every rank knows of each counter that begins
-        if self.policy == "stop" and end is not None and self.ready >= end and self._offered != end:
+        if end is not None and self.ready >= end and self._offered != end:
             self._offered = end
             entry = {"type": "stop", "opened": self.opened, "at": end}
             actions.append(AddOne(self.opened, self._key(f"end/{end}"), entry))
-        if self.own_end is None and self.ready > self._last_end >= self._most and self._last_end > self._told:
-            self._told = self._last_end
-            actions.append(WriteEntry({"type": "more", "opened": self.opened, "at": self.ready}))
         return actions
-
-    def _tell_longest(self) -> list[Action]:
-        """Tells that the common end is the largest length, where some rank has more batches than another one."""
-        if self._longest is None or self._stopped or self._has_told:
-            return []
-        self._has_told = True
-        return [WriteEntry({"type": "stop", "opened": self.opened, "at": self._longest})]
 
     def _credit(self, now: float) -> AddOne:
         number, self._credited = self._credited, self._credited + 1
@@ -354,9 +237,6 @@ class Credits:
         if self._measured:  # the first block is left out: it has the wait for the first grant
             self._batch_seconds = (now - self._measured_at) / (trained - self._measured)
         self._measured, self._measured_at = trained, now
-
-    def _ends_entry(self, end: int) -> WriteEntry:
-        return WriteEntry({"type": "ends", "opened": self.opened, "at": end, "rank": self._rank})
 
     def _key(self, name: str) -> str:
         return f"even/{self.opened}/{name}"

@@ -22,7 +22,7 @@ from countoff.core.alerts.alerts import Alerts
 from countoff.core.checks import judge, shows_other_counts
 from countoff.core.checks.lost import absence_by_exit
 from countoff.core.checks.plan import behind_its_warning
-from countoff.core.checks.uneven import WHO_EVALUATES, nothing_to_repeat
+from countoff.core.checks.uneven import WHO_EVALUATES
 from countoff.core.levels import effect
 from countoff.core.protocol.actions import Action, AddOne, Outbox, PrintWarning, WriteEntry
 from countoff.core.protocol.counters import SpanCounters, folded, hash_step
@@ -349,7 +349,7 @@ class State:
         with self.lock:
             span.credits, span.resumed_at = credits, span.started
             for entry in self._early.pop(span.opened, ()):
-                self._act(credits, credits.receive(entry, time.monotonic()))
+                self._act(credits.receive(entry, time.monotonic()))
 
     def end_credits(self) -> None:
         """Lets passes that are still open go on alone: from here on, nobody hears of the other ranks."""
@@ -361,13 +361,12 @@ class State:
     def fetched(self, credits: Credits) -> None:
         """This rank's loader has delivered another batch of a span that has credits."""
         with self.lock:
-            self._act(credits, credits.fetched(time.monotonic()))
+            self._act(credits.fetched(time.monotonic()))
 
     def loader_ended(self, credits: Credits) -> None:
         """This rank's loader has ended for the first time in a span that has credits."""
         with self.lock:
-            self._act(credits, credits.ended(time.monotonic()))
-            self._tell_credits()
+            self._act(credits.ended(time.monotonic()))
 
     def announcement(self, counters: SpanCounters) -> dict[str, Any]:
         """The log's entry that announces with which batch this rank will close a span."""
@@ -453,7 +452,7 @@ class State:
             case "notice":
                 notice = self._parse_verdict(entry)
                 return lambda: self._receive_notice(notice)
-            case "grant" | "ends" | "more" | "stop":
+            case "grant" | "ends" | "stop":
                 opened = parse_count(entry["opened"])
                 return lambda: self._receive_credits(opened, entry)
             case "absence":
@@ -485,33 +484,17 @@ class State:
             if sync_point.reason == "exited" and sync_point.rank != self.rank:
                 self.absences[sync_point.rank] = absence_by_exit(sync_point.rank)
         self._consider(self.log.receive_sync_point(index, sync_point, self.spans))
-        self._tell_credits()
 
     def _receive_credits(self, opened: int, entry: Mapping[str, Any]) -> None:
         span = next((span for span in self.spans if span.opened == opened), None)
         if span is not None and span.credits is not None:
-            self._act(span.credits, span.credits.receive(entry, time.monotonic()))
+            self._act(span.credits.receive(entry, time.monotonic()))
         elif span is not None or self.log.next <= opened < self.log.next + _EARLY_SPANS:
             self._early.setdefault(opened, []).append(entry)
 
-    def _tell_credits(self) -> None:
-        """Tells the credits of the innermost span which batch another rank has started, by its next sync point."""
-        span, sync_point = self.spans[-1] if self.spans else None, self.log.first_ahead()
-        if (
-            span is None
-            or span.credits is None
-            or sync_point is None
-            or sync_point.kind not in ("train_end", "eval_start")
-        ):
-            return
-        self._act(span.credits, span.credits.others_started(sync_point.at - span.resumed_at))
-
-    def _act(self, credits: Credits, actions: list[Action]) -> None:
+    def _act(self, actions: list[Action]) -> None:
         for action in actions:
             self.outbox.put(action)
-        for span in self.spans:
-            if span.credits is credits and credits.empty is not None:
-                self.propose(nothing_to_repeat(credits.empty, span.name))
 
     def _receive_notice(self, notice: Verdict) -> None:
         self._noted.add((notice.kind, notice.subject))
@@ -637,11 +620,9 @@ class State:
             return entry["rank"] in self.absences or (entry["rank"] == self.rank and self.failure is None)
         if entry["type"] == "return":
             return not self._is_absent
-        if entry["type"] in ("ends", "more", "stop"):
+        if entry["type"] == "ends":
             found = next((span.credits for span in self.spans if span.opened == entry["opened"]), None)
-            if found is None:  # closed here: that sync point tells other ranks what a common end would
-                return entry["type"] == "stop"
-            return found.is_written(entry)
+            return found is not None and found.has_end(entry["at"])
         return entry["type"] == "notice" and self._is_known(entry["verdict"]["kind"], entry["verdict"]["subject"])
 
     def _is_known(self, kind: str, subject: str) -> bool:

@@ -78,8 +78,8 @@ LINES: dict[str, Keys] = {
     # where the main thread was ("loader", "collective" or "code"), `at` at which lines of the user's own code.
     "pause": Keys(("s", "in", "at")),
     # A span closes; `why` is its reason ("exhausted", "stopped" or "exited"), the rest as for a tick, and what its
-    # loader had left or repeated.
-    "close": Keys(("span", "why", "b", "s", "l"), ("unused", "repeated", "lr")),
+    # loader had left.
+    "close": Keys(("span", "why", "b", "s", "l"), ("unused", "lr")),
     # A warning, as this rank has printed it.
     "warning": Keys(("verdict",)),
     # Rank 0 knows when each rank has closed a span: seconds from the first to the last, and which were the last.

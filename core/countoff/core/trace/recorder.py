@@ -155,8 +155,6 @@ class Recorder(Listener):
         content = {"span": span.name, "why": reason, **self._counts(span)}
         if span.unused is not None:
             content["unused"] = span.unused.batches
-        if span.repeated:
-            content["repeated"] = span.repeated
         outer = next((each for each in reversed(self._state.spans) if each is not span), None)
         rates = self.read_rates()
         self._move(outer, self.line("close", **content), lambda: self.changed_rates(rates))

@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 
 from countoff.core import Settings
-from countoff.core.protocol.actions import AddOne, WriteEntry
 from countoff.core.protocol.counters import SpanCounters, UnusedBatches
 from countoff.core.protocol.credits import Credits
-from countoff.core.protocol.records import SyncPoint, sync_entry
 from countoff.core.session.liveness import stacks
 from countoff.core.session.state import State
 from countoff.core.session.threads import even_pass
@@ -27,7 +25,6 @@ class Pass:
     def __init__(
         self,
         batches: Iterator[Any],
-        policy: Any = "stop",
         lookahead: int = 4,
         *,
         ahead_of_loop: bool = True,
@@ -38,11 +35,11 @@ class Pass:
         self.state.printed.set()
         self.span = SpanCounters("train epoch 0")
         self.state.spans.append(self.span)
-        self.credits = Credits(0, policy, lookahead, 0, ahead=ahead_of_loop)
+        self.credits = Credits(0, lookahead, ahead=ahead_of_loop)
         if proven is not None:
-            self.credits = Credits.known(0, policy, proven, 0)
+            self.credits = Credits.known(0, proven)
         self.state.begin_credits(self.span, self.credits)
-        self.even = EvenPass(self.state, self.span, self.credits, batches, lambda: iter("again"), **more)
+        self.even = EvenPass(self.state, self.span, self.credits, batches, **more)
 
     def receive(self, **entry: Any) -> None:
         self.state.receive({"opened": 0, **entry})
@@ -194,117 +191,11 @@ class Watched:
         self._then()
 
 
-def test_a_loader_is_begun_again_once_another_rank_is_known_to_have_more() -> None:
-    """Not before: that would move the loader's generator and its epoch, though all ranks may have ended."""
-    this = Pass(iter(range(2)), "repeat")
-    assert not this.even.is_ready()
-    this.grant(0, 1)
-    assert [next(this.even), next(this.even)] == [0, 1]
-    this.receive(type="ends", at=2, rank=1)
-    assert not this.even.is_ready()
-    assert this.credits.ready == 2
-    this.receive(type="more", at=3)
-    assert not this.even.is_ready()
-    assert this.credits.ready > 2
-    equal = Pass(iter(range(2)), "repeat")
-    assert not equal.even.is_ready()
-    equal.receive(type="stop", at=2)
-    assert list(equal.even) == [0, 1]
-    assert equal.credits.ready == 2
-
-
-def actions(this: Pass) -> list[Any]:
-    """What the writer of this rank is to do."""
-    found: list[Any] = []
-    while not this.state.outbox.empty():
-        found.append(this.state.outbox.get())
-    return found
-
-
-def test_a_batch_that_cannot_be_read_is_left_out_on_all_ranks() -> None:
-    """Where the length is proven, a loader that ends before it waits for the other ranks, which end there too."""
-
-    class Corrupt:
-        def __init__(self) -> None:
-            self.asked = 0
-
-        def __iter__(self) -> Iterator[int]:
-            return self
-
-        def __next__(self) -> int:
-            self.asked += 1
-            if self.asked == 2:
-                raise ValueError("batch 2 cannot be read")
-            if self.asked > 4:
-                raise StopIteration
-            return self.asked
-
-    this = Pass(Corrupt(), "repeat", proven=4)
-    assert next(this.even) == 1
-    with pytest.raises(ValueError, match="cannot be read"):
-        next(this.even)
-    assert [next(this.even), next(this.even)] == [3, 4]
-    assert actions(this) == []
-    assert not this.even.is_ready()
-    ends, count = actions(this)
-    assert ends == WriteEntry({"type": "ends", "opened": 0, "at": 3, "rank": 0})
-    assert (count.key, count.batches) == ("even/0/ended", 3)
-    this.receive(type="ends", at=2, rank=1)  # the largest number that is announced is the end, not the proven one
-    assert actions(this) == []
-    this.receive(type="stop", at=3)
-    assert list(this.even) == []
-    assert this.span.repeated == 0
-
-
-def test_a_loader_with_all_proven_batches_waits_for_nobody() -> None:
-    """It says something only where another rank has ended before: that all go on to the proven length."""
-    longest = WriteEntry({"type": "stop", "opened": 0, "at": 3})
-    this = Pass(iter(range(3)), "repeat", proven=3)
-    assert list(this.even) == [0, 1, 2]
-    assert actions(this) == []
-    this.receive(type="ends", at=2, rank=1)  # the span is still open
-    assert actions(this) == [longest]
-    early = Pass(iter(range(3)), "repeat", proven=3)
-    early.receive(type="ends", at=1, rank=1)
-    assert (next(early.even), actions(early)) == (0, [])
-    assert (next(early.even), actions(early)) == (1, [longest])
-    assert (next(early.even), actions(early)) == (2, [])
-
-
-@pytest.mark.parametrize("before", [False, True])
-def test_the_next_sync_point_shows_that_another_rank_has_more(before: bool) -> None:
-    """That rank may have closed the span, and hears of nothing any more."""
-    this = Pass(iter(range(2)), "repeat", proven=3)
-    sync_point = SyncPoint("train_end", "train epoch 0", 3, "exhausted", rank=1)
-    this.state.log.next = 1
-    assert [next(this.even), next(this.even)] == [0, 1]
-    if before:
-        this.state.receive(sync_entry(1, sync_point))
-    assert not this.even.is_ready()
-    if not before:
-        this.state.receive(sync_entry(1, sync_point))
-    assert actions(this)[-1] == WriteEntry({"type": "stop", "opened": 0, "at": 3})
-    this.receive(type="stop", at=3)
-    assert list(this.even) == ["a"]
-    assert this.span.repeated == 1
-
-
-def test_a_sync_point_that_this_rank_has_reached_shows_nothing() -> None:
-    """As long as no rank is known to have more, this one waits for the numbers of all ranks."""
-    this = Pass(iter(range(2)), "repeat", proven=3)
-    this.state.log.next = 1
-    assert [next(this.even), next(this.even)] == [0, 1]
-    this.state.receive(sync_entry(1, SyncPoint("train_end", "train epoch 0", 2, "exhausted", rank=1)))
-    assert not this.even.is_ready()
-    assert [type(action) for action in actions(this)] == [WriteEntry, AddOne]
-
-
-def test_a_rank_whose_guard_is_closed_repeats_nothing() -> None:
-    """Nobody waits for the batches of a loader that has ended."""
-    this = Pass(iter(range(2)), "repeat", proven=3)
-    assert [next(this.even), next(this.even)] == [0, 1]
-    threading.Timer(0.05, this.state.end_credits).start()
-    assert list(this.even) == []
+def test_a_loader_with_less_than_its_proven_batches_waits_for_nobody() -> None:
+    """The sync points show it: where lengths are proven, ranks tell one another nothing else."""
+    this = Pass(iter(range(2)), proven=3)
+    assert list(this.even) == [0, 1]
+    assert this.state.outbox.empty()
 
 
 def test_nothing_is_fetched_before_the_loop_asks_for_it() -> None:
@@ -326,19 +217,12 @@ def test_nothing_is_fetched_before_the_loop_asks_for_it() -> None:
         assert fetched == list(range(number + 1))
 
 
-@pytest.mark.parametrize("again", [False, True], ids=["first", "again"])
-def test_a_wait_for_batches_is_in_the_loader(again: bool) -> None:
+def test_a_wait_for_batches_is_in_the_loader() -> None:
     """A loader that waits in the standard library has no line of the user's. It does not wait for the other ranks."""
     batches: queue.Queue[int] = queue.Queue()
-    waiting = iter(batches.get, 0)
-    this = Pass(iter([7]) if again else waiting, "repeat", lookahead=2 if again else 1)
-    if again:
-        this.even = EvenPass(this.state, this.span, this.credits, iter([7]), lambda: map(int, [next(waiting)]))
-        assert not this.even.is_ready()
-        this.receive(type="grant", block=0, size=1)
-        this.receive(type="more", at=2)
+    this = Pass(iter(batches.get, 0), lookahead=1)
     watched = Watched("loader", lambda: batches.put(1))
-    assert this.even.is_ready() is again
+    assert not this.even.is_ready()
     assert "loader" in watched.seen
 
 

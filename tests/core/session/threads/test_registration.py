@@ -107,7 +107,7 @@ def test_what_other_ranks_may_wait_for_is_written_before_a_guard_is_closed(
     connected.reader_thread = threading.Thread(target=int)  # what other ranks write is of no matter here
     connected.add(registration)
     assert connected.connected.wait(30)
-    registration.writer.submit(registration.writer.append({"type": "ends", "opened": 1, "at": 3, "rank": 0}))
+    registration.writer.submit(registration.writer.append({"type": "ends", "opened": 1, "at": 3}))
     registration.leave(connected)
     assert store.written.is_set() is (policy == "stop")
 

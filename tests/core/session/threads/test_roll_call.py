@@ -249,7 +249,6 @@ def test_a_rank_that_does_not_count_off_ends_a_job_that_keeps_ranks_even(capsys:
 @pytest.mark.parametrize(
     ("chosen", "words"),
     [
-        ({"uneven_train": "repeat"}, "uneven_train is 'stop' on rank 0, 'repeat' on rank 1"),
         ({"uneven_train": "stop", "uneven_eval": "stop"}, "uneven_eval is 'warn' on rank 0, 'stop' on rank 1"),
         ({"uneven_train": "stop", "weights_every": 8}, "weights_every is 0 on rank 0, 8 on rank 1"),
         ({}, "uneven_train is"),
@@ -282,8 +281,8 @@ def test_nothing_of_an_even_span_stays_in_the_store() -> None:
     """Rank 0 deletes counters of a span once all ranks have closed it, and the entries that all of them have read."""
     ranks = Ranks(2, uneven_train="stop")
     ranks.count_off(FitPlan(), FitPlan())
-    credits = Credits(1, "stop", 4, 0)
-    for index, entry in enumerate(({"type": "ends", "at": 9, "rank": 1}, {"type": "stop", "at": 9}), start=20):
+    credits = Credits(1, 4)
+    for index, entry in enumerate(({"type": "ends", "at": 9}, {"type": "stop", "at": 9}), start=20):
         credits.receive(entry, 0.0)
         ranks.store.set(f"log/{index}", entry)
     for key in ("even/1/0", "even/1/1", "even/1/end/9"):
@@ -299,16 +298,15 @@ def test_nothing_of_an_even_span_stays_in_the_store() -> None:
     assert [key for key in ranks.store.values if key.startswith(("even/", "log/"))] == ["log/21"]
 
 
-def test_what_is_left_and_repeated_is_measured() -> None:
-    """The metrics of an epoch have the batches of all ranks together."""
-    for policy, name in (("stop", "countoff/batches_left"), ("repeat", "countoff/batches_repeated")):
-        ranks = Ranks(3, uneven_train=policy)
-        ranks.count_off(FitPlan(), FitPlan(), FitPlan())
-        for rank in (2, 1, 0):
-            span = SpanCounters(EPOCH, opened=1, started=9, repeated=rank if policy == "repeat" else 0)
-            span.unused = UnusedBatches(rank) if policy == "stop" else None
-            ranks.calls[rank].span_closed(span, 0.0)
-        assert ranks.writers[0].poll_once()
-        assert ranks.calls[0].metrics[name] == 3
-        (notice,) = ranks.verdicts()
-        assert notice["kind"] == ("Truncated" if policy == "stop" else "Repeated")
+def test_what_is_left_is_measured() -> None:
+    """The metric of an epoch has the batches of all ranks together."""
+    ranks = Ranks(3, uneven_train="stop")
+    ranks.count_off(FitPlan(), FitPlan(), FitPlan())
+    for rank in (2, 1, 0):
+        span = SpanCounters(EPOCH, opened=1, started=9)
+        span.unused = UnusedBatches(rank)
+        ranks.calls[rank].span_closed(span, 0.0)
+    assert ranks.writers[0].poll_once()
+    assert ranks.calls[0].metrics["countoff/batches_left"] == 3
+    (notice,) = ranks.verdicts()
+    assert notice["kind"] == "Truncated"

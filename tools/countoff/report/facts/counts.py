@@ -24,7 +24,6 @@ class Counts(NamedTuple):
         batches: Batches that it has begun.
         steps: Optimizer steps of the training until then.
         unused: Batches that were left in its loader.
-        repeated: Batches that its loader has repeated.
         closed: Whether it has closed the span; else it has counted at least so many.
         fetched: Batches that it had fetched at the verdict or the stall, where that came before the end of the span;
             the other counts are of the same moment then.
@@ -33,7 +32,6 @@ class Counts(NamedTuple):
     batches: int
     steps: int
     unused: int | None
-    repeated: int | None
     closed: bool
     fetched: int | None = None
 
@@ -142,7 +140,7 @@ def _cell(counts: Counts | None, outlier: bool) -> Cell:
     if counts is None:
         return NONE
     fetched = counts.fetched if counts.fetched != counts.batches else None
-    more = ((fetched, "fetched"), (counts.unused, "unused"), (counts.repeated, "repeated"))
+    more = ((fetched, "fetched"), (counts.unused, "unused"))
     said = [count_of(counts.batches, "batch"), count_of(counts.steps, "step")]
     said += [f"{number:,} {what}" for number, what in more if number]
     at_least = not counts.closed and counts.fetched is None
@@ -207,7 +205,7 @@ def _by_number(numbers: Mapping[int, int]) -> tuple[tuple[int, tuple[int, ...]],
 def outlier_counts(spans: Mapping[int, Span]) -> set[int]:
     """The ranks that have trained on other numbers of batches, or taken other numbers of steps, in a span than most.
 
-    What is left in a loader, or was repeated, may differ: where ranks are made even, that is how they stay even.
+    What is left in a loader may differ: where ranks are made even, that is how they stay even.
     """
     closed = {rank: (span.batches, span.steps) for rank, span in spans.items() if span.end is not None}
     whole = {found for rank, found in closed.items() if spans[rank].why != "exited"}
@@ -260,4 +258,4 @@ def _least_counts(spans: Sequence[Span]) -> Counts | None:
 
 def _counts(span: Span) -> Counts:
     fetched = span.fetched if span.at_verdict and span.end is None else None
-    return Counts(span.batches, span.steps, span.unused, span.repeated, span.end is not None, fetched)
+    return Counts(span.batches, span.steps, span.unused, span.end is not None, fetched)

@@ -74,7 +74,6 @@ def _close(fit: Fit, time: float, record: Record) -> bool:
     span.batches, span.steps, fit.steps = batches, steps, max(fit.steps, steps)
     span.loader_seconds = max(0.0, record.number("l") or span.loader_seconds)
     span.unused = record.count("unused")
-    span.repeated = record.count("repeated")
     fit.learning_rates = record.numbers("lr") or fit.learning_rates
     fit.tick = Tick(span.end, batches, steps, span.loader_seconds, fit.learning_rates)
     span.ticks.append(fit.tick)

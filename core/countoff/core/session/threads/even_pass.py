@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from countoff.core.checks.uneven import nothing_to_repeat
 from countoff.core.ending import shutdown
 from countoff.core.protocol.counters import SpanCounters, UnusedBatches
 from countoff.core.protocol.credits import Credits
@@ -53,7 +52,6 @@ class EvenPass:
         span: The span of the pass, open on this rank.
         credits: Its credits.
         batches: The loader's own iterator.
-        again: Returns another iterator, for a loader that must repeat batches.
         samples: Returns the number of samples of a batch of this rank; None if that is not known.
         snapshot: Returns the state of the loader from which a run can resume.
         ahead: Whether the caller itself fetches one batch ahead of the one that its loop trains on.
@@ -71,7 +69,6 @@ class EvenPass:
         span: SpanCounters,
         credits: Credits,
         batches: Iterator[Any],
-        again: Callable[[], Iterator[Any]],
         *,
         samples: Callable[[Any], int | None] = lambda batch: None,
         snapshot: Callable[[], Any] | None = None,
@@ -83,7 +80,6 @@ class EvenPass:
         self._span = span
         self._credits = credits
         self._batches = batches
-        self._again = again
         self._samples = samples
         self._snapshot = snapshot
         self._ahead = ahead
@@ -94,7 +90,6 @@ class EvenPass:
         self._given = 0
         self._lost = 0  # batches that are to be fetched again, which the other ranks know of
         self._exhausted = False
-        self._began_at = -1  # the batch before the first one of a repeated pass
         self._error: Exception | None = None
         self.resumable = None if snapshot is None else Resumable(copy.deepcopy(snapshot()))
 
@@ -133,7 +128,7 @@ class EvenPass:
             raise StopIteration
         if wanted > credits.granted:
             self._raise_error()
-        while not self._held:  # nothing is fetched ahead, or this rank has yet to begin its loader again
+        while not self._held:  # nothing is fetched ahead
             self._fetch_needed()
         self._given = wanted
         batch, state = self._held.popleft()
@@ -164,17 +159,12 @@ class EvenPass:
     def _may_fetch(self) -> bool:
         """Whether the look-ahead has room, and this rank's loader a batch that may be needed."""
         credits = self._credits
-        if (
-            len(self._held) >= credits.lookahead
+        return not (
+            self._exhausted
+            or len(self._held) >= credits.lookahead
             or self._error is not None
             or (credits.total is not None and credits.ready >= credits.total)
-        ):
-            return False
-        if not self._exhausted:
-            return True
-        # To begin a loader again moves its generator, its epoch and its workers, so it waits until another rank is
-        # known to have more batches: in a job with loaders of one length, no loader is begun again.
-        return credits.policy == "repeat" if credits.total is not None else credits.may_repeat
+        )
 
     def _raise_error(self) -> None:
         """Raises what the loader has raised ahead of the loop, once: a loop that catches it asks for the next batch."""
@@ -184,14 +174,12 @@ class EvenPass:
 
     def _fetch_needed(self) -> None:
         self._raise_error()
-        if self._exhausted and (self._credits.policy == "stop" or self._span.credits is None):
+        if self._exhausted:
             raise StopIteration  # shorter than what was proved, as the sync points will show; or nobody is to wait
         self._fetch()
 
     def _fetch(self) -> None:
         credits = self._credits
-        if self._exhausted:
-            self._begin_again()
         try:
             batch = next(self._batches)
         except StopIteration:
@@ -209,18 +197,10 @@ class EvenPass:
         else:
             self._state.fetched(credits)
 
-    def _begin_again(self) -> None:
-        self._batches = self._again()
-        self._exhausted = False
-        self._began_at = self._credits.ready
-
     def _loader_ended(self) -> None:
-        credits, self._exhausted = self._credits, True
-        if credits.own_end is None:
-            self._state.loader_ended(credits)
-        elif credits.ready == self._began_at:
-            self._state.propose(nothing_to_repeat(self._state.rank, self._span.name, credits.own_end or 0))
-            shutdown.raise_verdict(self._state)
+        self._exhausted = True
+        if self._credits.own_end is None:
+            self._state.loader_ended(self._credits)
 
     def _wait(self) -> None:
         """Waits until the next batch is granted, is known not to come, or there is a verdict."""
@@ -228,7 +208,7 @@ class EvenPass:
         while not ready:
             began = time.monotonic()
             with state.changed:
-                while not (self._is_decided() or self._may_fetch()):  # a rank may learn that it is to repeat batches
+                while not self._is_decided():
                     heard = state.changed.wait(WAIT_SECONDS)
                     if not heard and state.outbox.empty():  # else a slow store has enough to do
                         self._read_log()
@@ -253,13 +233,9 @@ class EvenPass:
         self._note(total)
 
     def _note(self, total: int) -> None:
-        """Notes what this rank had beyond the common end, or had to repeat."""
-        credits, span = self._credits, self._span
-        own = credits.own_end if self._own is None else self._own
-        if credits.policy == "repeat":
-            span.repeated = 0 if credits.own_end is None else total - credits.own_end
-            return
+        """Notes what this rank had beyond the common end."""
+        own = self._credits.own_end if self._own is None else self._own
         known = [self._samples(batch) for batch, _ in self._held]
         samples = sum(each or 0 for each in known) if known and None not in known else None
         left = len(self._held) if self._own is None else self._own - total
-        span.unused = UnusedBatches(left, samples, exact=own is not None)
+        self._span.unused = UnusedBatches(left, samples, exact=own is not None)

@@ -306,18 +306,11 @@ class Writer:
                 job(channel)
 
     def _add_one(self, action: AddOne, channel: Channel) -> None:
-        state, key = self.state, action.key
-        if action.batches is not None:
-            channel.report(key, state.rank, {"batches": action.batches})
+        state = self.state
         began = time.monotonic()
-        counted = channel.add(key, 1 + _SINGLE * action.single)
+        counted = channel.add(action.key, 1 + _SINGLE * action.single)
         if counted % _SINGLE % state.world_size == 0:
             entry = {**action.entry, "size": 1} if counted >= _SINGLE else action.entry
-            if action.batches is not None:
-                reports = channel.reports(key, state.ranks)
-                entry = {**entry, "at": max(record["batches"] for record in reports.values())}
-                self.forget([key])
-                self.submit(lambda channel: channel.forget(key, state.ranks))
             self.append(entry)(channel)  # all ranks may be waiting for it
         state.added(action, time.monotonic() - began)
 

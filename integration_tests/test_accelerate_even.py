@@ -117,6 +117,7 @@ TRAINED = [
 ]
 
 
+@pytest.mark.nightly
 def test_all_ranks_of_the_trainer_take_the_same_batches(run_ranks):
     """Weights and steps are those of the training whose streams were cut, `max_steps` before, at and after the end."""
     jobs = []

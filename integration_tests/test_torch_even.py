@@ -52,7 +52,7 @@ def assert_even(results, cases):
     assert len({result.value[0][1]["weights"] for result in results}) == 1
 
 
-@pytest.mark.ranks(2, 4, nightly=(8,))
+@pytest.mark.ranks(2, nightly=(4, 8))
 def test_all_ranks_take_the_same_batches_as_if_cut_by_hand(run_ranks, ranks):
     """Weights are those of the same job whose loaders were cut by hand, to the bit; rank 0 says what was left."""
     cases = CASES[ranks]

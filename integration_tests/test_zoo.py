@@ -20,14 +20,15 @@ def test_healthy_programs(family, tmp_path):
     programs = [each for each in programs_of(family) if not each.nightly]
     if not programs:
         pytest.skip(f"{FAMILIES[family]} is not installed")
-    _assert_healthy(programs, tmp_path, ("off", "on", "stop"))
+    _assert_healthy(programs, tmp_path, ("off", "on"))
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_rest_of_the_zoo(family, tmp_path):
-    """The same for programs that take long."""
-    _assert_healthy([each for each in programs_of(family) if each.nightly], tmp_path, ("off", "on", "stop"))
+    """The same for programs that take long, and for all programs with `uneven_train="stop"`."""
+    _assert_healthy([each for each in programs_of(family) if each.nightly], tmp_path, ("off", "on"))
+    _assert_healthy([each for each in programs_of(family) if "stop" in each.modes], tmp_path, ("off", "stop"))
 
 
 def test_lines_of_countoff():

@@ -218,7 +218,7 @@ def batch_size_that_fits(options):
     return attempt()  # pyright: ignore[reportCallIssue]  (the decorator gives the batch size)
 
 
-@healthy()
+@healthy(nightly=True)
 def batch_size_that_fits_in_a_context(options):
     """The same with the Countoff as a context, which the error leaves, a little later on rank 1."""
     own = accelerator()

@@ -93,13 +93,13 @@ def folds_without_close(options):
     return _folds(options, named=True)
 
 
-@healthy()
+@healthy(nightly=True)
 def folds_that_name_no_optimizer(options):
     """The same without a word of the optimizers."""
     return _folds(options, named=False)
 
 
-@healthy()
+@healthy(nightly=True)
 def folds_of_one_optimizer(options):
     """The same with one model and one optimizer, which all folds train."""
     return _folds(options, named=True, one_optimizer=True)

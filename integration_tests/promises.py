@@ -56,18 +56,22 @@ def promises(kept: Kept) -> str:
     for name, part in PARTS.items():
         entries = {framework: entry["found"] for framework, entry in kept.get(name, {}).items()}
         for sentence, times, of in part.claims:
-            cells = {framework: f"{found[times]} of {found[of]}" for framework, found in entries.items() if found[of]}
+            cells = {framework: _kept_of(found[times], found[of]) for framework, found in entries.items() if found[of]}
             if cells:
                 total, tried = (sum(found[key] for found in entries.values()) for key in (times, of))
                 every = f"**{total} of {tried}**"
-                rows.append([sentence, f"`{part.command}`", every, *(cells.get(each, "") for each in FRAMEWORKS)])
-    return table(["promise", "table", "all", *FRAMEWORKS], rows)
+                rows.append([f"{sentence} (`{name}`)", every, *(cells.get(each, "") for each in FRAMEWORKS)])
+    return table(["promise", "kept", *FRAMEWORKS], rows)
+
+
+def _kept_of(kept: int, tried: int) -> str:
+    return str(tried) if kept == tried else f"{kept} of {tried}"
 
 
 def broken(kept: Kept) -> str:
     """Every job in which a promise was not kept."""
     rows = [
-        [f"`{PARTS[name].command}`", framework, each]
+        [f"`{name}`", framework, each]
         for name, entries in kept.items()
         for framework, entry in entries.items()
         for each in entry["found"].get("wrong", ())
@@ -77,14 +81,15 @@ def broken(kept: Kept) -> str:
 
 def runs(kept: Kept) -> str:
     """When and with what the tables ran."""
-    together = dict[tuple[str, str, int, str], list[str]]()
+    frameworks, tables = dict[tuple[str, str], list[str]](), dict[str, dict[str, None]]()
     for name, entries in kept.items():
         for framework, entry in entries.items():
+            frameworks.setdefault((name, entry["date"]), []).append(framework)
             versions = ", ".join(f"{package} {number}" for package, number in entry["versions"].items())
-            key = (PARTS[name].command, entry["date"], entry["processors"], versions)
-            together.setdefault(key, []).append(framework)
-    rows = [[f"`{command}`", ", ".join(frameworks), *rest] for (command, *rest), frameworks in together.items()]
-    return table(["table", "frameworks", "ran", "processors", "with"], rows)
+            tables.setdefault(f"{entry['processors']} processors, {versions}", {})[f"`{name}`"] = None
+    rows = [[f"`{name}`", f"`{PARTS[name].command}`", date, ", ".join(of)] for (name, date), of in frameworks.items()]
+    ran_with = [f"- {', '.join(names)}: {what}." for what, names in tables.items()]
+    return "\n".join([table(["table", "command", "ran", "frameworks"], rows), "", *ran_with])
 
 
 def times(kept: Kept) -> str:

@@ -82,7 +82,7 @@ def test_the_figures_are_made_of_what_the_table_returns(name):
     assert {key for _, *keys in PARTS[name].claims for key in keys} == set(due)
     assert found["wrong"]
     kept = {name: {"torch": promises.entry_of(found)}}
-    assert all(f"{found[times]} of {found[of]}" in promises.promises(kept) for _, times, of in PARTS[name].claims)
+    assert all(f"**{found[times]} of {found[of]}**" in promises.promises(kept) for _, times, of in PARTS[name].claims)
     assert all(each in promises.broken(kept) for each in found["wrong"])
 
 

@@ -35,6 +35,9 @@ llms_txt_summary = (
 )
 exclude_patterns = ["_build"]
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+highlight_language = "none"  # of blocks that name no language, as messages of countoff's
 myst_heading_anchors = 3  # headings are linked to by their names, as on GitHub
 # Of a console with commands, these are copied, without the prompt and the output; of any other block, all of it.
 copybutton_prompt_text = "$ "

@@ -187,7 +187,7 @@ pytest = $(1)/bin/python -m pytest
 unit = $(call pytest,$(1)) core tests -m "not nightly and not alone" -n 2 --dist worksteal $(2) $(PYTEST_FLAGS)
 gpu = $(call pytest,$(1)) integration_tests -m gpu -p integration_tests.gpu_report $(PYTEST_FLAGS)
 # Unit tests that wait for torch's own time-outs. They wait more than they compute, so they wait beside one another.
-alone = $(call pytest,$(1)) tests/core/session/threads -m alone -n 6 --dist worksteal $(2) $(PYTEST_FLAGS) || [ $$? = 5 ]
+alone = $(call pytest,$(1)) tests/core/session/threads -m "alone and not nightly" -n 6 --dist worksteal $(2) $(PYTEST_FLAGS) || [ $$? = 5 ]
 # Where all is well, and where a rank is short.
 OLDEST := $(foreach name,torch lightning_healthy lightning_uneven lightning_fabric accelerate_healthy accelerate_uneven \
 	transformers,integration_tests/test_$(name).py)

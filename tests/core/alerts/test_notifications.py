@@ -71,8 +71,9 @@ def test_one_that_hangs_ends_with_its_time(monkeypatch: pytest.MonkeyPatch) -> N
         os.waitpid(-1, os.WNOHANG)
 
 
-def test_one_that_hangs_is_no_word_about_another_one() -> None:
+def test_one_that_hangs_is_no_word_about_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the program ignores the signal by which the process that sends ends itself."""
+    monkeypatch.setattr(notifications, "SEND_SECONDS", 3)
     before = signal.signal(signal.SIGALRM, signal.SIG_IGN)
     try:
         with receiving() as receiver, receiving(hangs) as other:

@@ -51,7 +51,7 @@ def assert_nothing_left(ranks: list[Rank]) -> None:
     assert left == []
 
 
-@examples(100)
+@examples(40)
 @given(lengths(), st.sampled_from([1, 2, 3, 4, 8]), st.booleans(), singles, seeds)
 def test_every_rank_takes_the_minimum(epochs, lookahead, synced, single, seed):
     """Nobody waits for ever, and no verdict is given."""
@@ -62,7 +62,7 @@ def test_every_rank_takes_the_minimum(epochs, lookahead, synced, single, seed):
     assert_nothing_left(ranks)
 
 
-@examples(100)
+@examples(40)
 @given(lengths(), st.booleans(), st.sampled_from([0, 1, 3, 8]), seeds)
 def test_every_rank_takes_the_minimum_of_proven_lengths(epochs, synced, evaluates_after, seed):
     """Nothing is written of it: no rank tells another one where its loader ends."""
@@ -79,7 +79,7 @@ def test_every_rank_takes_the_minimum_of_proven_lengths(epochs, synced, evaluate
     assert [entry for entry in log if entry["type"] in ("grant", "ends", "stop")] == []
 
 
-@examples(100)
+@examples(40)
 @given(lengths(), st.sampled_from([1, 2, 4]), st.integers(0, 6), seeds)
 def test_a_rank_that_leaves_alone_is_named(epochs, lookahead, leaves, seed):
     """A `break` on one rank ends the job: the others would wait for its credits."""

@@ -256,7 +256,7 @@ def test_garbage_at_the_rendezvous_is_reported_in_one_line(
     assert "(this rank trains on without comparing)" in line
 
 
-@pytest.mark.parametrize("at", [3, 5, 8, 12, 17, 24])
+@pytest.mark.parametrize("at", [3, *(pytest.param(at, marks=pytest.mark.nightly) for at in (5, 8, 12, 17)), 24])
 @pytest.mark.parametrize("bad", ["drop", "garbage"])
 def test_a_failing_store_harms_nothing(
     bad: Literal["drop", "garbage"], at: int, pair: Callable[..., Pair], capsys: pytest.CaptureFixture[str]

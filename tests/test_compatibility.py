@@ -81,7 +81,7 @@ def test_a_trace_is_read_whole() -> None:
     assert (first.host, first.framework) == ("node-0", "PyTorch")
     assert [(span.name, span.batches, span.steps) for span in first.spans] == [
         ("train epoch 1", 6, 15),
-        ("evaluation", 2, 15),
+        ("validation", 2, 15),
         ("train epoch 2", 5, 19),
     ]
     assert [(span.name, span.batches, span.why) for span in other.spans if not span.is_evaluation] == [
@@ -91,7 +91,7 @@ def test_a_trace_is_read_whole() -> None:
     assert [pause.where for pause in (*first.pauses, *other.pauses)] == ["collective", "code"]
     assert [len(span.ticks) for span in first.spans] == [2, 1, 0]
     assert (first.spans[0].points[0].learning_rates, first.learning_rates) == ((0.1,), (0.094,))
-    assert first.rolls[0].last == (1,)
+    assert first.rolls[0].last == (0,)
     assert (first.true_totals["global_batch_size"], first.reported_totals["batches_per_epoch"]) == (4, 6)
     assert [each.kind for each in run.warnings] == ["ResumeMismatch", "ResumeMismatch"]
     assert run.verdict is not None
@@ -104,11 +104,11 @@ def test_an_incident_is_read() -> None:
     [incident] = read([str(DATA / "trace")]).incidents
     assert incident.verdict is not None
     assert (incident.verdict.kind, incident.verdict.standing) == ("UnevenBatches", "ran out first")
-    assert "ranks 0–1, in code:" in incident.stacks
+    assert "rank 0, in code:" in incident.stacks
 
 
 def test_a_verdict_file_is_compared_with_the_verdict_of_the_next_attempt(tmp_path: Path) -> None:
-    assert after_an_attempt(tmp_path, lambda _: None) == "batch 4 of train epoch 2, ranks 1, 0"
+    assert after_an_attempt(tmp_path, lambda _: None) == "batch 2 of validation, ranks 1, 0"
 
 
 def test_a_verdict_file_of_a_newer_format_is_replaced_and_not_compared(tmp_path: Path) -> None:

@@ -48,21 +48,21 @@ def train(
         last_batches: Batches of this rank in the last epoch.
         pause: Seconds between two batches of the first epoch.
     """
-    from countoff.torch import attach  # of 0.1  # pyright: ignore
+    from countoff.torch import Countoff
 
     model = torch.nn.Linear(16, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=100)
     loader, evaluated = loader_of(rank), DataLoader(TensorDataset(torch.ones(4, 16)), batch_size=2)
     found: dict[str, Any] = {}
-    with attach(train=loader, eval=evaluated, optimizer=optimizer, start_epoch=first_epoch) as handle:
+    with Countoff(optimizer=optimizer, scheduler=scheduler) as countoff:
         if record is not None:
-            handle.load_state_dict(record)
+            countoff.load_state_dict(record)
         for epoch in range(first_epoch, epochs):
             if epoch == epochs - 1 and last_batches != BATCHES:
                 dataset = cast("TensorDataset", loader.dataset)
                 dataset.tensors = (dataset.tensors[0][: 2 * last_batches],)
-            for number, (rows,) in enumerate(loader, 1):
+            for number, (rows,) in enumerate(countoff.train(loader, epoch=epoch), 1):
                 model(rows).mean().backward()
                 for parameter in model.parameters():
                     dist.all_reduce(cast("torch.Tensor", parameter.grad))
@@ -72,8 +72,8 @@ def train(
                 if pause and (epoch, number) == (first_epoch, 2):
                     time.sleep(pause)
                 if (epoch, number) == (1, SAVED_AFTER):
-                    found = handle.state_dict()
-            for (rows,) in evaluated:
+                    found = countoff.state_dict()
+            for (rows,) in countoff.eval(evaluated):
                 model(rows)
     return found
 

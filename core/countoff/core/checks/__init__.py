@@ -2,8 +2,8 @@
 
 A file has the kinds of verdict that it finds (`VerdictKind`, with their causes and general remedies), what ranks
 compare, the comparison, and the sentence. The string below a kind is its text in docs/verdicts.md, which
-``python -m tests.verdicts_page`` writes. `check.Check` says what a guard tells it. To add a question: write its file,
-and add its kinds and its check to the two lists here.
+``COUNTOFF_WRITE_GOLDEN=1 python -m pytest tests/test_messages.py`` writes. `check.Check` says what a guard tells it.
+To add a question: write its file, and add its kinds and its check to the two lists here.
 """
 
 from __future__ import annotations

@@ -90,6 +90,7 @@ def launch(directory: Path, *command: str, program: str = TRAIN) -> tuple[int, l
     return done.returncode, sorted(done.stdout.splitlines()), (directory / "stderr").read_text()
 
 
+@pytest.mark.nightly
 def test_a_rank_that_loads_alone_is_named_and_the_program_goes_on(tmp_path):
     """The program is as it is; it ends as without countoff, and has printed the same."""
     code, printed, errors = launch(tmp_path, "-m", "countoff.run", "train.py", "120")
@@ -196,6 +197,7 @@ def load_for_two_seconds() -> None:
     dist.barrier()
 
 
+@pytest.mark.nightly
 def test_a_job_that_was_stopped_has_not_stood_still(run_ranks):
     def stop_for_a_while(watch: Watch) -> None:
         for rank in range(2):

@@ -19,6 +19,7 @@ COMMAND = re.compile(r"^\$ .* which\.py (.*)\n([^$]*)", re.MULTILINE)
 QUOTED = [each for block in blocks(PAGE, "console") for each in COMMAND.findall(block)]
 
 
+@pytest.mark.nightly
 @pytest.mark.torchrun
 @pytest.mark.parametrize(("arguments", "output"), QUOTED, ids=[arguments for arguments, _ in QUOTED])
 def test_the_script_of_the_page_prints_what_the_page_shows(run_torchrun, arguments, output):

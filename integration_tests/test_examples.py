@@ -49,6 +49,7 @@ def test_the_corrected_job_trains_to_the_end(run_torchrun):
     assert accuracy > 0.9, run.output
 
 
+@pytest.mark.nightly
 @pytest.mark.torchrun
 def test_uneven_ranks_train_to_the_end(run_torchrun):
     """All ranks take the same number of batches in every epoch, end with one accuracy, and rank 0 says so once."""

@@ -141,6 +141,7 @@ def timed_fit(job: Job) -> dict[str, Any]:
     return {**fit(job), "seconds": time.monotonic() - began}
 
 
+@pytest.mark.nightly
 def test_a_slow_store_makes_the_verdict_late_not_wrong(run_ranks):
     """With a slow store the verdict comes later and names the same rank."""
     with slow_store() as store:

@@ -150,6 +150,7 @@ def test_ranks_of_two_hosts_meet_and_see_their_own_host_alone(run_hosts, hosted_
         assert not set(first) & set(second)
 
 
+@pytest.mark.nightly
 def test_nothing_stays_behind_whatever_happens(run_hosts):
     """After a deadline, an exception, a Ctrl-C and a loss of power, no process, thread, link or namespace is left."""
     before, before_links = networks(), links()

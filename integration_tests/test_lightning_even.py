@@ -348,7 +348,7 @@ def test_a_rank_that_stops_alone_is_still_named(run_ranks):
     assert all(result.exit_code for result in results)
 
 
-@pytest.mark.parametrize("val", [False, True], ids=["train", "validation"])
+@pytest.mark.parametrize("val", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["train", "validation"])
 def test_a_rank_that_raises_while_others_wait_for_it_is_named(run_ranks, val):
     """An exception in one rank's loader ends the wait of the others, and the verdict names that rank."""
     options = {"uneven_train": "stop", "uneven_eval": "stop"}

@@ -59,17 +59,21 @@ FAULTY = {
 }
 
 
-def test_orders_that_differ_by_rank_are_found_at_the_end_of_their_epoch(run_ranks, tmp_path):
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.nightly)])
+def test_orders_that_differ_by_rank_are_found_at_the_end_of_their_epoch(run_ranks, tmp_path, workers):
     """The first such epoch is named once, with how many rows were read twice and never; right epochs are silent.
 
     The trace has the right ones that were read as a whole.
     """
-    runs = [*HEALTHY.values(), *FAULTY.values()]
+    healthy, faulty = (
+        {name: run for name, run in runs.items() if run.workers == workers} for runs in (HEALTHY, FAULTY)
+    )
+    runs = [*healthy.values(), *faulty.values()]
     bare = [replace(each, counted=False) for each in runs]
     results = run_ranks(once_jobs.plain, 2, [*runs, *bare], str(tmp_path), deadline_seconds=240)
     said = [each["said"] for each in results[0].value]
-    assert said[: len(HEALTHY)] == [[]] * len(HEALTHY)
-    for (name, run), sentences in zip(FAULTY.items(), said[len(HEALTHY) : len(runs)], strict=True):
+    assert said[: len(healthy)] == [[]] * len(healthy)
+    for (name, run), sentences in zip(faulty.items(), said[len(healthy) : len(runs)], strict=True):
         assert len(sentences) == 1, name
         if run.stops or run.stateful:
             found = PART.fullmatch(sentences[0])
@@ -86,7 +90,7 @@ def test_orders_that_differ_by_rank_are_found_at_the_end_of_their_epoch(run_rank
     assert weights[: len(runs)] == weights[len(runs) :]
     assert not [line for line in verdict_lines(results[1]) if "NotReadOnce" in line]
     measured = [measured_of(read([str(tmp_path / str(number))]).runs[0]) for number in range(len(runs))]
-    assert measured == [_whole(run, right=number < len(HEALTHY)) for number, run in enumerate(runs)]
+    assert measured == [_whole(run, right=number < len(healthy)) for number, run in enumerate(runs)]
 
 
 def _whole(run: Epochs, *, right: bool) -> list[Measured]:
@@ -149,10 +153,12 @@ LIGHTNING = {
 """Fits, and the first epoch that is not read once."""
 
 
-def test_lightning(run_ranks):
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.nightly)])
+def test_lightning(run_ranks, workers):
     """A sampler of the module's own whose epoch differs by rank is found, in the first epoch of a fit too."""
-    results = run_ranks(once_jobs.lightning_fits, 2, list(LIGHTNING), deadline_seconds=180)[0].value
-    for (run, epoch), said in zip(LIGHTNING.items(), results, strict=True):
+    fits = {run: epoch for run, epoch in LIGHTNING.items() if run.workers == workers}
+    results = run_ranks(once_jobs.lightning_fits, 2, list(fits), deadline_seconds=180)[0].value
+    for (run, epoch), said in zip(fits.items(), results, strict=True):
         assert len(said) == (epoch is not None), (run, said)
         if epoch is not None:
             assert FOUND.fullmatch(said[0].removeprefix("NotReadOnce: ")), (run, said)

@@ -63,7 +63,12 @@ def test_a_short_rank_is_named_in_a_program_as_it_is(command, tmp_path):
 @pytest.mark.parametrize(
     ("framework", "command", "ended"),
     [
-        ("transformers", [*RUN, "--uneven-train", "stop", "--", *TORCHRUN, PROGRAM], "stopped"),
+        pytest.param(
+            "transformers",
+            [*RUN, "--uneven-train", "stop", "--", *TORCHRUN, PROGRAM],
+            "stopped",
+            marks=pytest.mark.nightly,
+        ),
         pytest.param("composer", [*COMPOSER, *MODULE, PROGRAM], "ended", marks=pytest.mark.nightly),
     ],
 )

@@ -50,6 +50,7 @@ class Epochs:
 
     Attributes:
         rows: Rows of the dataset.
+        batch_size: Samples of one rank per batch.
         sets_epoch: Which ranks call `set_epoch`.
         workers: Workers of each loader.
         own: Whether the dataset is of a class of the user's own.
@@ -61,6 +62,7 @@ class Epochs:
     """
 
     rows: int = 80
+    batch_size: int = BATCH_SIZE
     sets_epoch: tuple[int, ...] = (0, 1)
     workers: int = 0
     own: bool = False
@@ -84,7 +86,7 @@ def _train(run: Epochs, trace: str) -> dict[str, Any]:
     kind = StatefulDataLoader if run.stateful else DataLoader
 
     def make() -> Any:
-        return kind(dataset, batch_size=BATCH_SIZE, sampler=sampler, **forked(run.workers))
+        return kind(dataset, batch_size=run.batch_size, sampler=sampler, **forked(run.workers))
 
     loader = make()
     countoff = Countoff(enabled=run.counted, optimizer=optimizer, trace_dir=trace)

@@ -14,7 +14,6 @@ from torch.utils.data.distributed import DistributedSampler
 from countoff.report.facts.reads import Measured, measured_of
 from countoff.report.reader import read
 from integration_tests import once_jobs
-from integration_tests.digits import BATCH_SIZE
 from integration_tests.once_jobs import Epochs, Resume
 from integration_tests.once_resumes import Case, main, wrong_in
 from integration_tests.output import verdict_lines
@@ -34,7 +33,7 @@ HEALTHY = {
     "nobody does, and all have one order": Epochs(sets_epoch=()),
     "with workers": Epochs(workers=2),
     "with padding": Epochs(rows=81),
-    "more rows than a record has bits for": Epochs(rows=4501),
+    "more rows than a record has bits for": Epochs(rows=4501, batch_size=64),
     "a dataset of one's own": Epochs(rows=81, own=True),
     "a break on every rank": Epochs(stops=3),
     "a loader that saves its state": Epochs(stateful=True),
@@ -47,8 +46,8 @@ FAULTY = {
     "rank 0 alone sets the epoch": Epochs(sets_epoch=(0,)),
     "with workers": Epochs(sets_epoch=(1,), workers=2),
     "with padding": Epochs(rows=81, sets_epoch=(0,)),
-    "more rows than a record has bits for": Epochs(rows=4502, sets_epoch=(0,)),
-    "the same with padding": Epochs(rows=4501, sets_epoch=(0,)),
+    "more rows than a record has bits for": Epochs(rows=4502, batch_size=64, sets_epoch=(0,)),
+    "the same with padding": Epochs(rows=4501, batch_size=64, sets_epoch=(0,)),
     "in the last epoch": Epochs(sets_epoch=(0,), epochs=2),
     "a loader that saves its state": Epochs(sets_epoch=(1,), stateful=True),
     "one that is restored": Epochs(rows=161, sets_epoch=(0,), stateful=True, restored=2),
@@ -107,7 +106,7 @@ def _counted(run: Epochs) -> tuple[int, int]:
     samplers = [DistributedSampler(rows, 2, rank) for rank in range(2)]
     for rank in run.sets_epoch:
         samplers[rank].set_epoch(1)
-    part = slice(run.restored * BATCH_SIZE, run.stops * BATCH_SIZE or None)
+    part = slice(run.restored * run.batch_size, run.stops * run.batch_size or None)
     read = Counter(itertools.chain(*(list(each)[part] for each in samplers)))
     return run.rows - len(read), sum(times > 1 for times in read.values())
 

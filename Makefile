@@ -44,7 +44,7 @@ comma := ,
 extras = $(patsubst %,--extra %,$(subst $(comma), ,$(EXTRAS_$(1))))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo unit unit-latest test test-gpu test-gpu-latest test-latest test-oldest test-all integration integration-latest coverage \
+.PHONY: help demo unit unit-latest test test-gpu test-gpu-latest test-latest test-oldest test-all integration integration-latest nightly nightly-latest coverage \
 	test-under-load test-composer-classic test-torchtitan test-trackers wheels wheels-extras sbom test-newest bench faults hosts killed reports resumes zoo shipped soak promises docs lint lock clean
 
 help: ## list the targets
@@ -67,13 +67,13 @@ test-oldest: .venv-oldest/.installed ## unit tests, and healthy and uneven jobs 
 	$(call unit,.venv-oldest)
 	$(call real,.venv-oldest,$(OLDEST))
 
-test-newest: lock ## `make test-latest` on what is newest today, which constraints/ then has
-	$(MAKE) test-latest
+test-newest: lock ## `make test-latest nightly-latest` on what is newest today, which constraints/ then has
+	$(MAKE) test-latest nightly-latest
 
 test-under-load: .venv/.installed ## `make test` ten times while every core is busy; LOAD_FLAGS="--runs 3 -- make unit"
 	.venv/bin/python -m integration_tests.under_load $(LOAD_FLAGS)
 
-test-all: coverage ## test and the slow rest (marker `nightly`), with branch coverage and its floor
+test-all: coverage ## test and nightly, with branch coverage and its floor
 
 integration: .venv/.installed .venv-trackers/.installed ## real ranks and frameworks, trackers, and unit tests that must run alone
 	$(call alone,.venv)
@@ -83,6 +83,12 @@ integration: .venv/.installed .venv-trackers/.installed ## real ranks and framew
 integration-latest: .venv-latest/.installed ## the same on the newest torch and frameworks
 	$(call alone,.venv-latest)
 	$(call real,.venv-latest,integration_tests)
+
+nightly: .venv/.installed ## the slow rest (marker `nightly`): all frameworks, more ranks, twenty times as many examples
+	$(call nightly,.venv)
+
+nightly-latest: .venv-latest/.installed ## the same on the newest torch and frameworks
+	$(call nightly,.venv-latest)
 
 # One test at a time: each takes GPUs from the first on, and how soon its ranks end must not depend on another test's.
 test-gpu: .venv/.installed ## the tests that need GPUs, with 2, 4 and 8 ranks, which share one where there are fewer; prints a table to report
@@ -98,7 +104,7 @@ coverage: .venv/.installed ## all tests under branch coverage, in every rank too
 	$(call unit,.venv,--cov --cov-report=)
 	$(call alone,.venv,--cov --cov-append --cov-report=)
 	$(call real,.venv,integration_tests,--cov --cov-append --cov-report=)
-	$(call pytest,.venv) tests integration_tests -m "nightly and not gpu" --cov --cov-append --cov-report= $(PYTEST_FLAGS)
+	$(call nightly,.venv,--cov --cov-append --cov-report=)
 	.venv/bin/coverage report --fail-under=$(COVERAGE_FLOOR)
 
 test-composer-classic: .venv/.installed ## Composer 0.23.3, whose loop hangs where ranks are uneven
@@ -196,6 +202,11 @@ OLDEST := $(foreach name,torch lightning_healthy lightning_uneven lightning_fabr
 define real
 $(call pytest,$(1)) $(2) -m "not nightly and not gpu and not alone" -n $(WORKERS) --dist worksteal $(3) $(PYTEST_FLAGS)
 $(call pytest,$(1)) $(2) -m "alone and not nightly and not gpu" $(3) $(PYTEST_FLAGS) || [ $$? = 5 ]
+endef
+define nightly
+$(call pytest,$(1)) tests integration_tests -m "nightly and not gpu and not alone" -n $(WORKERS) --dist worksteal $(2) $(PYTEST_FLAGS)
+$(call pytest,$(1)) tests integration_tests -m "nightly and alone and not gpu" $(2) $(PYTEST_FLAGS)
+COUNTOFF_TEST_EXAMPLES=20 $(call pytest,$(1)) tests/core/protocol -n $(WORKERS) $(2) $(PYTEST_FLAGS)
 endef
 # Frameworks' own loggers write with trackers that are on the path of that run alone. What these need else, .venv has.
 define trackers

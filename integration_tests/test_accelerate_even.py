@@ -90,7 +90,7 @@ def take_what_accelerate_cannot_count(_):
         return sum(1 for _ in countoff.train(buckets))
 
 
-def test_loaders_that_accelerate_cannot_count_end_as_it_says(run_ranks):
+def test_loaders_that_accelerate_cannot_count_are_made_even(run_ranks):
     """A batch sampler needs no length. `gather_for_metrics` cuts nothing from the last common batch.
 
     That is a full one on every rank.
@@ -117,7 +117,6 @@ TRAINED = [
 ]
 
 
-@pytest.mark.nightly
 def test_all_ranks_of_the_trainer_take_the_same_batches(run_ranks):
     """Weights and steps are those of the training whose streams were cut, `max_steps` before, at and after the end."""
     jobs = []

@@ -146,7 +146,7 @@ FRAMEWORKS = {
 }
 
 
-@pytest.mark.parametrize("framework", nightly_but(("lightning", "composer", "accelerate"), FRAMEWORKS))
+@pytest.mark.parametrize("framework", nightly_but(("lightning", "accelerate"), FRAMEWORKS))
 def test_the_frameworks_count_the_passes_that_they_run(run_ranks, framework):
     """A healthy job is silent, with the bits of a job without countoff; an extra pass on one rank is named."""
     train, healthy, faulty = FRAMEWORKS[framework]

@@ -273,7 +273,6 @@ def test_composer_on_more_ranks(run_ranks, tmp_path):
     }
 
 
-@pytest.mark.nightly
 def test_fabric(run_ranks, tmp_path):
     """Resumes of a script that keeps countoff in the state it saves, right and wrong."""
     from integration_tests import fabric_resumes as jobs

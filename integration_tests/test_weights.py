@@ -98,7 +98,6 @@ ACCUMULATED = {
 }
 
 
-@pytest.mark.nightly
 def test_weights_that_drift_apart_by_gradients_of_no_sync_are_named(run_ranks):
     """Without `weights_every`; a loop comes to the same bits as without countoff."""
     bare = [replace(job, counted=False) for job, _ in ACCUMULATED.values() if job.framework == "torch"]

@@ -56,9 +56,6 @@ class KeptRecords:
     def all_have_read(self, entries: int) -> None:
         """There is no log here."""
 
-    def forget(self, key: str, ranks: Sequence[int] = ()) -> None:
-        """There is no store here."""
-
     def report(
         self,
         name: str,

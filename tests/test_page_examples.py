@@ -1,4 +1,7 @@
-"""The Python on the pages: what needs no ranks runs, and a type checker reads all of it beside countoff's own types."""
+"""The Python on the pages: what needs no ranks runs, and a type checker reads all of it beside countoff's own types.
+
+So it does a user's program, in its strict mode.
+"""
 
 import json
 import re
@@ -8,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.paths import ROOT, SOURCE_ROOTS, USER_PROGRAM
+from tests.paths import ROOT, USER_PROGRAM
 from tests.test_docs import PAGES, blocks
 
 PYTHON = {str(page.relative_to(ROOT)): found for page in PAGES if (found := blocks(page, "python"))}
@@ -56,7 +59,6 @@ OF_FRAMEWORKS = [
 ]
 """What the checker says because a framework does not declare it."""
 CONFIGURATION = {
-    "extraPaths": list(map(str, SOURCE_ROOTS)),
     "typeCheckingMode": "basic",
     "reportMissingImports": False,  # not every framework is in every environment
     "reportMissingModuleSource": False,

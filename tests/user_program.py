@@ -1,4 +1,6 @@
-"""A program as a user writes it, which type checkers must accept in their strictest mode: `tests/test_typing.py`.
+"""A program as a user writes it, which type checkers must accept in their strictest mode.
+
+Pyright in `tests/test_page_examples.py`, mypy in `tests/test_typing.py`.
 
 It is checked, and never run.
 """

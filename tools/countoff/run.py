@@ -31,8 +31,8 @@ Runs a program, unchanged, with countoff in it. It stands in front of the script
     srun python -m countoff.run train.py
 
 countoff is added to every Trainer of Lightning, Composer and transformers that the program makes without one. In a loop
-of the program's own, only stalls are reported; batches are compared with countoff.train(loader) in the code. The
-program says so at its end.
+of the program's own, only stalls are reported; batches are compared only where the code iterates
+countoff.train(loader). The program says so at its end.
 Options come from the environment: COUNTOFF_UNEVEN_TRAIN=stop; docs/settings.md lists them.
 COUNTOFF=0 turns it off. `countoff run -- COMMAND…` does the same in front of a launcher.
 """

@@ -257,8 +257,9 @@ class EvenLimits:
                 self._place(trainer, "val_check_batch", max(1, int(common * interval)))
         if common:
             self._place(loop, "max_batches", common)
-        elif not hasattr(loop._data_fetcher, "batches"):  # training_step fetches by itself
-            self._place(loop, "max_batches", math.inf)  # else a short rank would leave without asking for the end
+        elif not hasattr(loop._data_fetcher, "batches"):
+            # training_step fetches by itself: without this, a short rank would leave without asking for the end.
+            self._place(loop, "max_batches", math.inf)
 
     def remove(self) -> None:
         """Gives Lightning its own numbers back, where they have not been set anew. Does nothing when called again."""

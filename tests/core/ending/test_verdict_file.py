@@ -177,13 +177,17 @@ def test_the_verdict_of_an_earlier_fit_of_this_process_is_removed(path: Path) ->
     assert not path.exists()
 
 
+@pytest.mark.parametrize("fits_before", [False, True])
 @pytest.mark.parametrize("seconds", [0.5, 60])
-def test_a_part_leaves_the_verdict_of_another_part(seconds: float, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_leaves_the_verdict_of_another_part(
+    seconds: float, fits_before: bool, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Trials train beside each other: the next fit of one does not remove what ranks of another have just found.
 
     That may be soon: a rank that is forked from a process with all imports fits within a second.
     """
-    clear(path, part=(0, 1))
+    if fits_before:
+        clear(path, part=(0, 1))
     verdict_file.write(str(path), replace(VERDICT, ranks=(3,), part=(2, 3)), 2)
     date(path, seconds)
     clear(path, part=(0, 1))

@@ -65,7 +65,7 @@ def test_every_rank_takes_the_minimum(epochs, lookahead, synced, single, seed):
 @examples(40)
 @given(lengths(), st.booleans(), st.sampled_from([0, 1, 3, 8]), seeds)
 def test_every_rank_takes_the_minimum_of_proven_lengths(epochs, synced, evaluates_after, seed):
-    """Nothing is written of it: no rank tells another one where its loader ends."""
+    """All take the smallest, and no rank tells another one where its loader ends."""
     own = [max(1, length) for length in epochs[0]]
     evaluations = {evaluates_after: (2,)} if 0 < evaluates_after <= min(own) else {}
     programs = [Program((Epoch(length, evaluations=evaluations),) * 2, plan=FitPlan(), proven=length) for length in own]
@@ -77,6 +77,24 @@ def test_every_rank_takes_the_minimum_of_proven_lengths(epochs, synced, evaluate
     store = ranks[0].store
     log = [store.get(key) for key in store.values if key.startswith("log/")]
     assert [entry for entry in log if entry["type"] in ("grant", "ends", "stop")] == []
+
+
+@examples(40)
+@given(world_sizes, st.integers(1, 9), st.integers(1, 9), seeds)
+def test_a_rank_whose_loader_gives_less_than_proven_is_named(world_size, given_batches, missing, seed):
+    """The others would wait for it in their next batch."""
+    proven = given_batches + missing
+    programs = [
+        Program((Epoch(given_batches if rank == 0 else proven),), plan=FitPlan(), proven=proven)
+        for rank in range(world_size)
+    ]
+    ranks = play(Job(tuple(programs), synced=True, uneven_train="stop"), seed)
+    assert {rank.state.end and (rank.state.end.kind, rank.state.end.subject) for rank in ranks} == {
+        ("UnevenBatches", "")
+    }
+    assert f"rank 0 ran out of data after {given_batches} batch" in str(
+        ranks[0].state.end and ranks[0].state.end.sentence
+    )
 
 
 @examples(40)

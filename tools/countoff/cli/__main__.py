@@ -150,8 +150,8 @@ Runs a command that starts a job, with countoff in every Python process below it
     countoff run --dry-run -- torchrun --nproc-per-node 8 train.py
 
 countoff is added to every Trainer of Lightning, Composer and transformers that the program makes without one. In a loop
-of the program's own, only stalls are reported; batches are compared with countoff.train(loader) in the code. The
-program says so at its end.
+of the program's own, only stalls are reported; batches are compared only where the code iterates
+countoff.train(loader). The program says so at its end.
 A Countoff in the code wins.
 With several hosts, put it in front of the launcher on each, or put -m countoff.run in front of the script:
 

@@ -36,7 +36,7 @@ _RUN = {
 _GONE = (errno.ENOENT, errno.ESTALE)
 """A rank of another host has just removed the file; ESTALE is how a network file system says so of an open one."""
 _STARTING_SECONDS = 1.0
-"""No run has a verdict so soon. The clocks of hosts and file systems may differ by as much."""
+"""No run of all ranks has a verdict so soon. The clocks of hosts and file systems may differ by as much."""
 _begun: set[str] = set()
 """Paths of the fits that this process has begun."""
 _before: dict[str, Mapping[str, Any]] = {}
@@ -99,11 +99,11 @@ def clear(settings: Settings, rank: int, part: Sequence[int] = ()) -> None:
         _before.pop(path, None)  # the attempt before is that of the first fit
     elif found:
         with contextlib.suppress(OSError):  # another rank may just have removed it
-            if _is_of_an_earlier_run(path):
+            if _is_of_an_earlier_run(path, part):
                 _before[path] = found
     if found and (part or _is_first_of_host()):  # the host's first rank may be in no part, or in another one
         try:
-            if _is_of_these_ranks(found, part) if path in _begun else _is_of_an_earlier_run(path):
+            if _is_of_these_ranks(found, part) if path in _begun else _is_of_an_earlier_run(path, part):
                 os.unlink(path)
         except OSError as error:
             if error.errno not in _GONE:
@@ -211,9 +211,12 @@ def _is_of_these_ranks(found: Mapping[str, Any], part: Sequence[int]) -> bool:
     return not part or (isinstance(written, list) and all(rank in part for rank in written))
 
 
-def _is_of_an_earlier_run(path: str) -> bool:
-    """Whether a file is older than this process: the others may have a verdict before this rank begins its fit."""
-    return os.stat(path).st_mtime < processes.began_at() + _STARTING_SECONDS
+def _is_of_an_earlier_run(path: str, part: Sequence[int]) -> bool:
+    """Whether a file is older than this process: the others may have a verdict before this rank begins its fit.
+
+    Where a part of the ranks fits, they may have it at once: ranks that are forked with all imports fit in a second.
+    """
+    return os.stat(path).st_mtime < processes.began_at() + (0.0 if part else _STARTING_SECONDS)
 
 
 def _find(path: str) -> dict[str, Any] | None:

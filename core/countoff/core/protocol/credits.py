@@ -151,12 +151,13 @@ class Credits:
             block, size = parse_count(entry["block"]), parse_count(entry["size"], _BLOCK_LIMIT)
             if self._block == block < self._credited and size:
                 self._receive_grant(size)
+        elif entry["type"] == "ends":
+            at = parse_count(entry["at"])
+            self._ends.add(at)
+            self._lowest = at if self._lowest is None else min(at, self._lowest)
         else:
             at = parse_count(entry["at"])
-            if entry["type"] == "ends":
-                self._ends.add(at)
-                self._lowest = at if self._lowest is None else min(at, self._lowest)
-            elif self.total is None:
+            if self.total is None:
                 self.total = self.granted = at
         return self._due(now)
 

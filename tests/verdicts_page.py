@@ -5,6 +5,7 @@ of the golden files, which tests/test_messages.py writes.
 """
 
 import ast
+import re
 import textwrap
 from collections.abc import Mapping
 from itertools import pairwise
@@ -127,12 +128,12 @@ def section(kind: VerdictKind, text: str) -> str:
 def message(kind: str) -> str:
     """A golden message of a kind, as a block."""
     adapter, title = SHOWN.get(kind, ("", ""))
-    files = [GOLDEN / "messages" / f"{each}.txt" for each in ([adapter] if adapter else MESSAGES)]
-    golden = "\n\n".join(file.read_text().strip() for file in files)
-    _, head, text = f"\n\n{golden}".partition(f"\n\n# {kind}: {title}")
-    assert head, f"no golden message of {kind}"
-    _, shown, *_ = text.split("\n\n")
-    return f"```\n{shown}\n```"
+    golden = (GOLDEN / "messages" / f"{kind}.txt").read_text()
+    found = re.search(
+        rf"^# {re.escape(title)}.*?^## [^\n]*\b{adapter}\b[^\n]*\n\n(.*?)\n\n", f"{golden}\n", re.M | re.S
+    )
+    assert found is not None, f"no golden message of {kind}"
+    return f"```\n{found[1]}\n```"
 
 
 def cell(words: Messages, kind: str) -> str:

@@ -8,6 +8,7 @@ import pytest
 from tests.paths import ROOT
 
 
+@pytest.mark.alone  # how often a bar is drawn depends on the time
 @pytest.mark.nightly
 def test_bars_show_what_the_page_says() -> None:
     for framework in ("lightning", "composer", "transformers"):
@@ -15,4 +16,8 @@ def test_bars_show_what_the_page_says() -> None:
     command = [sys.executable, "-m", "integration_tests.bars"]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout in (ROOT / "benchmarks" / "README.md").read_text()
+    table = "".join(
+        line for line in ran.stdout.splitlines(keepends=True) if line.startswith("|")
+    )  # DeepSpeed logs there
+    assert table.count("\n") > 2
+    assert table in (ROOT / "benchmarks" / "README.md").read_text()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from countoff.core.messages import names_of
 from integration_tests.composer_jobs import Job, fit, fit_several, needs_composer, outcome, said
 from integration_tests.digits import own_rank
 from integration_tests.output import assert_named, verdict_lines
@@ -33,11 +34,10 @@ def test_what_uneven_ranks_lose_is_reported(run_ranks, ranks):
 
     def lost(span: str, used: int, rank: int) -> str:
         others = [each for each in range(ranks) if each != rank]
-        names = ("rank " if len(others) == 1 else "ranks ") + ", ".join(map(str, others))
         each = " each" if len(others) > 1 else ""
         return (
             f"countoff: Truncated: {span} ended on every rank after {used} batches, where rank {rank} ran out of data: "
-            f"{names} lost at least 1 batch (4 samples){each}."
+            f"{names_of(others)} lost at least 1 batch (4 samples){each}."
         )
 
     for place, rank in enumerate(places):

@@ -262,6 +262,35 @@ def test_a_host_that_does_not_answer_is_told_with_its_ranks(
     assert "has not answered for 15 s" in verdict.why
 
 
+def test_a_host_that_is_gone_before_the_answer_has_come_is_told_too(
+    start: Callable[[int], Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TCP sends no keepalive probe before that, and tries again for a quarter of an hour. The loss is known sooner."""
+    job, clock = start(4), [time.monotonic()]
+    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(module, "has_arrived", lambda end: False)
+    for _ in range(100):
+        job.turn()
+    assert job.standing()[0] == (2,)
+    clock[0] += 30.0
+    assert job.ranks[0].poll() == []  # an outage of up to `lost_seconds` may still be over by then
+    clock[0] += 2.0
+    [loss] = job.ranks[0].poll()
+    assert (loss.ranks, loss.host) == ((2, 3), "node-1")
+    assert job.standing()[0] == ()
+
+
+def test_an_answer_that_has_come_is_looked_at_no_more(
+    start: Callable[[int], Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = start(4)
+    job.until(lambda: job.standing()[0] == (2,) and job.standing()[2] == (0,))
+    job.turn()
+    monkeypatch.setattr(module, "has_arrived", lambda end: pytest.fail("it has arrived"))
+    job.turn()
+    assert job.standing()[0] == (2,)
+
+
 def test_rank_0_closes_what_is_not_of_the_job(start: Callable[[int], Job], monkeypatch: pytest.MonkeyPatch) -> None:
     """Another nonce, a rank that is none, garbage, and silence; and it reads no more than a greeting of anybody."""
     job = start(4)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hmac
 import ipaddress
 import logging
@@ -22,6 +23,8 @@ import resource
 import selectors
 import socket
 import struct
+import sys
+import termios
 import threading
 import time
 import weakref
@@ -187,6 +190,7 @@ class Lifelines:
         self.ends: set[socket.socket] = set()
         self._listener: socket.socket | None = None
         self.arrivals: dict[socket.socket, _Arrival] = {}
+        self._answered_at: dict[socket.socket, tuple[int, float]] = {}  # the rank there; until the answer has arrived
         self.sockets: dict[int, socket.socket] = {}
         self.known_hosts: dict[int, tuple[str, tuple[int, ...]]] = {}
         self.addresses: dict[socket.socket, str] = {}
@@ -343,6 +347,7 @@ class Lifelines:
             now = time.monotonic()
             for end in [end for end, arrival in self.arrivals.items() if now > arrival.deadline]:
                 self._drop(end)
+            self._look_at_answers(now)
             if self.call is not None and self.call.end is not None and now > self.call.deadline:
                 self.redial(self.call, "it does not answer")
             return self.losses[before:]
@@ -386,6 +391,21 @@ class Lifelines:
             end.send(hub.answer)
             del self.arrivals[end]
             self._stand(rank, end)
+            self._answered_at[end] = rank, time.monotonic()
+
+    def _look_at_answers(self, now: float) -> None:
+        """Finds a host that is gone before rank 0's answer has arrived: until it has, TCP sends no keepalive probe.
+
+        TCP sends the answer again after twice the time before. So if an outage ends within the time that a host may
+        take, the answer has arrived within twice that time.
+        """
+        for end, (rank, at) in list(self._answered_at.items()):
+            if has_arrived(end):
+                del self._answered_at[end]
+            elif now - at > 2 * self._seconds + 1:
+                self._lose_host(rank, end)
+                del self.sockets[rank]
+                self._drop(end)
 
     def _stand(self, rank: int, end: socket.socket) -> None:
         older = self.sockets.pop(rank, None)
@@ -512,6 +532,7 @@ class Lifelines:
             return
         self.ends.discard(end)
         self.arrivals.pop(end, None)
+        self._answered_at.pop(end, None)
         self.addresses.pop(end, None)
         if self._selector is not None:
             with contextlib.suppress(KeyError, ValueError):
@@ -538,6 +559,7 @@ class Lifelines:
                 self._selector.close()  # not `unregister`: a forked process and its parent share the epoll instance
         self.ends.clear()
         self.arrivals.clear()
+        self._answered_at.clear()
         self.addresses.clear()
         self.sockets.clear()
         self._listener = self.call = self._selector = None
@@ -614,6 +636,12 @@ def _is_quiet(end: socket.socket) -> bool:
     except BlockingIOError:
         return True
     return False
+
+
+def has_arrived(end: socket.socket) -> bool:
+    """Whether the other host has acknowledged all that was sent on a connection."""
+    left = fcntl.ioctl(end, termios.TIOCOUTQ, bytes(4))
+    return int.from_bytes(left, sys.byteorder) == 0
 
 
 def _say_goodbye(end: socket.socket | None) -> None:

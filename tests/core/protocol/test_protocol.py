@@ -337,7 +337,9 @@ def test_ranks_that_differ_are_found_where_a_thread_reads_the_loader(change: Cha
             dataclasses.replace(program, reader=reader + rank, ahead=0)
             for rank, program in enumerate(fault.job.programs)
         ]
-        assume(change is not other_length or has_other_batches(fault))
+        if change is other_length:  # a pass that was stopped is not compared
+            stopped = any(epoch.spare for program in programs for epoch in program.epochs)
+            assume(has_other_batches(fault) and not stopped)
         ranks = play(dataclasses.replace(fault.job, programs=tuple(programs)), seed)
         verdict = ranks[0].guard.verdict
         assert verdict is not None

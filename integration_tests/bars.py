@@ -4,7 +4,7 @@
     python -m integration_tests.bars --only "the Trainer's bar"
 
 Each job has two ranks and two epochs of 8 batches. A cell has what the bar shows within each epoch or evaluation, as
-``n/16``, and what it shows last. Bars that show the same have one row.
+``n/16``, and what it shows last. Bars that show the same have one row. Rich draws each change at once here.
 """
 
 import argparse

@@ -8,7 +8,6 @@ import io
 import os
 import re
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -108,11 +107,8 @@ class Found:
         return [each for place, each in enumerate(shown) if not place or shown[place - 1] != each]
 
 
-def model_of(package: Any, pause: float = 0.0) -> Any:
-    """A linear classifier of the package's module class, which notes the steps at which it was validated.
-
-    It pauses in each batch and after each pass, for bars that a thread draws.
-    """
+def model_of(package: Any) -> Any:
+    """A linear classifier of the package's module class, which notes the steps at which it was validated."""
 
     class Model(package.LightningModule):
         def __init__(self) -> None:
@@ -122,7 +118,6 @@ def model_of(package: Any, pause: float = 0.0) -> Any:
             self.validated: list[int] = []
 
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-            time.sleep(pause)
             images, labels = batch["a"] if isinstance(batch, dict) else batch
             return torch.nn.functional.cross_entropy(self.layer(images), labels)
 
@@ -131,12 +126,8 @@ def model_of(package: Any, pause: float = 0.0) -> Any:
 
         test_step = validation_step
 
-        def on_train_epoch_end(self) -> None:
-            time.sleep(pause)
-
         def on_validation_epoch_end(self) -> None:
             self.validated.append(self.trainer.global_step)
-            time.sleep(pause)
 
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), lr=0.1)
@@ -162,9 +153,16 @@ def bar_of(callbacks: Any, kind: str) -> Any:
             bar.colour = "green"
             return bar
 
+    class Rich(callbacks.RichProgressBar):
+        """Draws each change at once. Rich's thread draws when its time has come, and leaves some out."""
+
+        def refresh(self, hard: bool = False) -> None:
+            if self.progress:
+                self.progress.refresh()
+
     if kind == "rich":
         drawn = {"file": sys.stdout, "force_terminal": True, "width": 120}
-        return callbacks.RichProgressBar(console_kwargs=drawn)
+        return Rich(refresh_rate=1, console_kwargs=drawn)
     if kind == "every third":
         return callbacks.TQDMProgressBar(refresh_rate=3)
     kinds = {"counts samples": CountsSamples, "own total": OwnTotal, "looks": Looks}
@@ -211,7 +209,7 @@ def fitted(case: Case, options: Mapping[str, Any] | None) -> Found:
             first.fit(model_of(package), case.train())
         made.append(path := saving.best_model_path)
     with contextlib.redirect_stdout(drawn):
-        trainer, model = trainer_of(case, options), model_of(package, 0.03 if case.bar == "rich" else 0.0)
+        trainer, model = trainer_of(case, options), model_of(package)
         trainer.fit(model, case.train(), [each() for each in case.val] or None, ckpt_path=path)
         for _ in range(case.tests):
             trainer.test(model, [each() for each in case.val], verbose=False)

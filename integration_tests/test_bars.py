@@ -8,7 +8,7 @@ import pytest
 from tests.paths import ROOT
 
 
-@pytest.mark.alone  # how often a bar is drawn depends on the time
+@pytest.mark.alone  # tqdm draws by its own clock
 @pytest.mark.nightly
 def test_bars_show_what_the_page_says() -> None:
     for framework in ("lightning", "composer", "transformers"):

@@ -105,6 +105,7 @@ def test_a_rank_that_loads_alone_is_named_and_the_program_goes_on(tmp_path):
     assert "countoff" not in without[2]
 
 
+@pytest.mark.nightly
 def test_a_stall_in_a_loop_of_plain_pytorch_names_the_rank_for_which_the_others_wait(tmp_path):
     """Nothing is counted there, and the program goes on."""
     code, _, errors = launch(tmp_path, "-m", "countoff.run", "train.py", "120", program=LOOP)

@@ -79,6 +79,7 @@ def test_simulated_ranks_write_whole_traces(tmp_path):
     assert kinds == set(LINES) - {"clock", "once", "warning", "stacks", "verdict", "dropped"}
 
 
+@pytest.mark.nightly
 def test_even_passes_are_measured_beside_their_rivals(run_ranks):
     """Every mode takes its batches in one process group; credits are waited for, proven lengths are not."""
     case = even_cost.Case(even_cost.ALL, step_ms=1, batches=8, rounds=1)

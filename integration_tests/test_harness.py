@@ -86,7 +86,7 @@ def a_thread_that_outlives_main():
     threading.Thread(target=finish).start()
 
 
-@pytest.mark.parametrize("finalise", [True, False])
+@pytest.mark.parametrize("finalise", [pytest.param(True, marks=pytest.mark.nightly), False])
 def test_each_way_to_exit_has_its_code_output_and_atexit(run_ranks, tmp_path, finalise):
     """A return, an exception, sys.exit and a signal end a rank as they end a script."""
     codes = [0, 1, 3, 1, -signal.SIGKILL]
@@ -112,7 +112,7 @@ def test_threads_are_joined_before_the_end(run_ranks, finalise):
     assert "the thread ended last" in result.output
 
 
-@pytest.mark.parametrize("function", [hang_in_sleep, hang_stopped])
+@pytest.mark.parametrize("function", [pytest.param(hang_in_sleep, marks=pytest.mark.nightly), hang_stopped])
 def test_a_hang_ends_with_the_stacks_of_every_thread(run_ranks, function):
     """At the deadline every thread of every rank prints its stack, also of a stopped rank."""
     with pytest.raises(RanksTimedOut, match="ranks 0, 1") as failure:
@@ -122,6 +122,7 @@ def test_a_hang_ends_with_the_stacks_of_every_thread(run_ranks, function):
         assert "in hang_in_a_thread" in result.output
 
 
+@pytest.mark.nightly
 def test_a_rank_blocked_in_a_collective_shows_its_stack(run_ranks):
     """The stacks show the collective in which a rank is blocked."""
     with pytest.raises(RanksTimedOut) as failure:

@@ -286,7 +286,7 @@ def assert_came_true(sentence: str, outcome: horizon_jobs.Outcome) -> None:
         ("Fabric", 2),
         pytest.param("Accelerate", 2, marks=pytest.mark.nightly),
         pytest.param("Accelerate on more processes", 4, marks=pytest.mark.nightly),
-        ("Lightning", 2),
+        pytest.param("Lightning", 2, marks=pytest.mark.nightly),
         pytest.param("transformers", 2, marks=pytest.mark.nightly),
         pytest.param("Composer", 2, marks=[needs_composer, pytest.mark.nightly]),
     ],

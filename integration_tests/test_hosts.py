@@ -370,7 +370,8 @@ def test_a_killed_rank_0_is_named_though_it_hosts_the_store(run_hosts, hosts, pe
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("stopped", [1, pytest.param(0, marks=nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("stopped", [1, 0])
 def test_a_host_whose_ranks_are_all_stopped_is_not_lost(run_hosts, stopped):
     """A stopped process sends no heartbeat, but its kernel answers: the job goes on where it has stopped."""
     ranks = range(2 * stopped, 2 * stopped + 2)

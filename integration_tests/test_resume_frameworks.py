@@ -30,6 +30,23 @@ UNREADABLE = (
     "countoff's record in the checkpoint cannot be read (KeyError: 'version'). Where the run goes on is not compared."
 )
 
+USUAL = (
+    "in mid-epoch",
+    "at the last batch",
+    "at the last batch, plain loader",
+    "at the end of an epoch",
+    "after an epoch, stepped by epoch",
+    "in a validation",
+    "a schedule of Composer's",
+    "a data set with a state",
+    "streaming",
+    "autoresume",
+)
+"""The right resumes that are tried at each merge. The others are tried nightly, without the wrong ones."""
+how_usual = pytest.mark.parametrize(
+    "usual", [True, pytest.param(False, marks=pytest.mark.nightly)], ids=["usual", "rare"]
+)
+
 
 def found(result: Any, names: Sequence[str]) -> dict[str, list[str]]:
     """What was said of each resume on one rank, as sentences; nothing but `ResumeMismatch` is expected.
@@ -46,6 +63,14 @@ def found(result: Any, names: Sequence[str]) -> dict[str, list[str]]:
     }
 
 
+def chosen(
+    healthy: Mapping[str, Any], faulty: Mapping[str, tuple[Any, str]], usual: bool
+) -> tuple[dict[str, Any], dict[str, tuple[Any, str]]]:
+    """The usual resumes, right and wrong, or the rare right ones."""
+    right = {name: run for name, run in healthy.items() if (name in USUAL) == usual}
+    return right, dict(faulty) if usual else {}
+
+
 def assert_named(results: Any, healthy: Mapping[str, Any], faulty: Mapping[str, tuple[Any, str]]) -> None:
     """Rank 0 says the sentence of each faulty resume, once, and nothing else is said on any rank."""
     names = [*healthy, *faulty]
@@ -55,7 +80,8 @@ def assert_named(results: Any, healthy: Mapping[str, Any], faulty: Mapping[str, 
         assert found(result, names) == {name: [] for name in names}, result
 
 
-def test_lightning(run_ranks, tmp_path):
+@how_usual
+def test_lightning(run_ranks, tmp_path, usual):
     """Lightning's resumes, right and wrong; the right ones once more from what the resumed run has written."""
     from integration_tests import lightning_resumes as jobs
     from integration_tests.lightning_resumes import Resume
@@ -104,6 +130,7 @@ def test_lightning(run_ranks, tmp_path):
         "another rate": (Resume(schedule="", rate=0.05), ANOTHER_RATE),
         "a broken record": (Resume(spoils=jobs.break_record), UNREADABLE),
     }
+    healthy, faulty = chosen(healthy, faulty, usual)
     runs, first, second = [*healthy.values(), *(each for each, _ in faulty.values())], tmp_path / "1", tmp_path / "2"
     run_ranks(jobs.write, 2, runs, str(first), deadline_seconds=200)
     checkpoint = torch.load(first / "0" / "step=3.ckpt", weights_only=True)
@@ -111,6 +138,8 @@ def test_lightning(run_ranks, tmp_path):
     assert not [name for name in checkpoint["callbacks"] if "ountoff" in name]
     results = run_ranks(jobs.resume, 2, runs, str(first), str(second), deadline_seconds=200)
     assert_named(results, healthy, faulty)
+    if not usual:
+        return
 
     def further(each: Resume) -> Resume:
         return Resume(**{**vars(each), "step": each.step + (6 if each.loader == "plain" else 1), "trainer": {}})
@@ -200,9 +229,10 @@ def test_transformers(run_ranks, tmp_path):
     assert found(results[0], "ab") == {"a": [MORE_RANKS], "b": []}
 
 
+@how_usual
 @needs_composer
 @pytest.mark.usefixtures("one_streaming_job")
-def test_composer(run_ranks, tmp_path):
+def test_composer(run_ranks, tmp_path, usual):
     """Composer's resumes, right and wrong; the right ones once more from what the resumed run has written."""
     from integration_tests import composer_resumes as jobs
     from integration_tests.composer_jobs import Job
@@ -244,10 +274,13 @@ def test_composer(run_ranks, tmp_path):
             ANOTHER_RATE,
         ),
     }
+    healthy, faulty = chosen(healthy, faulty, usual)
     runs, first, second = [*healthy.values(), *(each for each, _ in faulty.values())], tmp_path / "1", tmp_path / "2"
     run_ranks(jobs.write, 2, runs, str(first), deadline_seconds=200)
     results = run_ranks(jobs.resume, 2, runs, str(first), str(second), deadline_seconds=200)
     assert_named(results, healthy, faulty)
+    if not usual:
+        return
     again = {
         name: Resume(**{**vars(healthy[name]), "batch": 10}) for name in ("in mid-epoch", "a data set with a state")
     }

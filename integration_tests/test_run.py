@@ -83,15 +83,13 @@ def test_uneven_ranks_finish_in_a_program_as_it_is(framework, command, ended, tm
     assert len({line.split()[-1] for line in WEIGHS.findall(output)}) == 2, output
 
 
+@pytest.mark.nightly  # tests/tools/run/test_last_line.py has the words at each merge
 @pytest.mark.parametrize(
     ("framework", "made"),
     [
         ("torch", "countoff = Countoff(model=model, optimizer=optimizer) after init_process_group"),
-        # tests/tools/run/test_last_line.py has their words at each merge.
-        pytest.param("accelerate", "countoff = Countoff(accelerator) after prepare()", marks=pytest.mark.nightly),
-        pytest.param(
-            "fabric", "countoff = Countoff(fabric, optimizer=optimizer) after fabric.setup()", marks=pytest.mark.nightly
-        ),
+        ("accelerate", "countoff = Countoff(accelerator) after prepare()"),
+        ("fabric", "countoff = Countoff(fabric, optimizer=optimizer) after fabric.setup()"),
     ],
 )
 def test_a_loop_of_its_own_hears_at_its_end_what_to_add(framework, made, tmp_path):

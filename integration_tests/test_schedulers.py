@@ -131,6 +131,7 @@ def test_a_healthy_job_leaves_no_file(run_ranks, tmp_path):
 
 
 @pytest.mark.torchrun
+@pytest.mark.nightly
 def test_torchrun_does_not_repeat_what_is_useless(run_torchrun, tmp_path):
     """With the wrapper, torchrun ends with restarts left, and says why; the job has run once."""
     arguments = [str(ROOT / "examples" / "torch_digits.py")]

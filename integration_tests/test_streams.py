@@ -85,7 +85,7 @@ def test_the_trainer_reads_all_of_a_streaming_dataset_as_the_remedy_says(run_ran
     assert [line for result in results for line in verdict_lines(result)] == []
 
 
-@pytest.mark.parametrize("framework", nightly_but(("torch", "lightning"), stream_jobs.GIVEN))
+@pytest.mark.parametrize("framework", nightly_but(("torch",), stream_jobs.GIVEN))
 def test_the_other_frameworks_warn_of_the_same(run_ranks, framework):
     """Wrong data is warned of, with the numbers of a count, and right data is not."""
     pytest.importorskip("lightning" if framework == "fabric" else framework)

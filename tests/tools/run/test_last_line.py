@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 
 import pytest
@@ -13,13 +14,14 @@ import pytest
 from tests.paths import SOURCE_PATH
 
 PROGRAM = """
-import os, sys, types
+import ast, os, sys, types
 import torch, torch._dynamo  # which an optimizer imports: once, not in each fork
 from countoff._run.process_group import hook
 from countoff.core.session.threads import first_fit
 def step():
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1).step()
-for number, (body, rank, world_size) in enumerate({cases}):
+for line in sys.stdin:
+    number, body, rank, world_size = ast.literal_eval(line)
     if os.fork():
         print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)  # else the next fork prints it too
         continue
@@ -53,7 +55,7 @@ WAYS = [
     ("import accelerate; step()", PLAIN),
     ("import accelerate; accelerate.Accelerator(cpu=True); step()", PREPARED),
     ("import lightning.fabric; step()", FABRIC),
-    ("import lightning_fabric; step()", FABRIC),
+    pytest.param("import lightning_fabric; step()", FABRIC, marks=pytest.mark.nightly),
 ]
 SILENT = {
     "nothing trains": ("pass", 0, 2),
@@ -65,24 +67,29 @@ SILENT = {
 
 
 @pytest.fixture(scope="module")
-def last_lines(tmp_path_factory: pytest.TempPathFactory) -> LastLines:
+def last_lines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LastLines]:
     """Returns what of countoff's a program prints. Each is a fork of one process: torch is imported once."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("COUNTOFF")}
     environment["PYTHONPATH"] = SOURCE_PATH
-    cases = [*((body, 0, 2) for body, _ in WAYS), *SILENT.values()]
     directory = tmp_path_factory.mktemp("programs")
-    command = [sys.executable, "-W", "ignore", "-c", PROGRAM.format(cases=cases)]
-    done = subprocess.run(
-        command, env=environment, cwd=directory, check=True, timeout=300, stdout=subprocess.PIPE, text=True
-    )
-    printed = {case: (directory / str(number)).read_text() for number, case in enumerate(cases)}
-    exit_codes = dict(zip(cases, map(int, done.stdout.split()), strict=True))
+    command = [sys.executable, "-W", "ignore", "-c", PROGRAM]
+    numbers = itertools.count()
+    with subprocess.Popen(
+        command, env=environment, cwd=directory, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as forks:
+        assert forks.stdin is not None
+        assert forks.stdout is not None
+        requests, exit_codes = forks.stdin, forks.stdout
 
-    def lines(case: tuple[str, int, int]) -> list[str]:
-        assert exit_codes[case] == ("raise" in case[0]), printed[case]
-        return [line for line in printed[case].splitlines() if line.startswith("countoff")]
+        def lines(case: tuple[str, int, int]) -> list[str]:
+            number = next(numbers)
+            print((number, *case), file=requests, flush=True)
+            exit_code = exit_codes.readline()
+            printed = (directory / str(number)).read_text()
+            assert exit_code == f"{int('raise' in case[0])}\n", printed
+            return [line for line in printed.splitlines() if line.startswith("countoff")]
 
-    return lines
+        yield lines
 
 
 @pytest.mark.parametrize(("body", "way"), WAYS)

@@ -21,7 +21,7 @@ _TITLE = 120
 
 @dataclass(frozen=True)
 class Finding:
-    """What countoff has found: a verdict, or a warning. The argument of `on_finding`.
+    """A verdict and its level, as `on_finding` gets it.
 
     Attributes:
         verdict: All that is known of it.

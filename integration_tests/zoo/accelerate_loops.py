@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from countoff.accelerate import Countoff
 from integration_tests.digits import own_rank
-from integration_tests.zoo.parts import dataset, loss_of, network, sgd, tensors, with_workers
+from integration_tests.zoo.parts import Bucketed, dataset, loss_of, network, sgd, tensors, with_workers
 from integration_tests.zoo.registry import healthy
 
 
@@ -87,6 +87,12 @@ def _simple(options, loader, accumulation=1, **sharding):
 def sharded_by_default(options):
     """Accelerate shards a shuffled loader in its own way, and pads the last batch."""
     return _simple(options, shuffled(66))
+
+
+@healthy(even=True)
+def batch_sampler_of_the_users_prepared(options):
+    """The batch sampler's class does without the constructor of its base class."""
+    return _simple(options, DataLoader(dataset(), batch_sampler=Bucketed(64, divides=False)), even_batches=False)
 
 
 @healthy(even=True)

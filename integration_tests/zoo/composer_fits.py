@@ -48,6 +48,18 @@ def microbatches_of_composer(options):
 
 
 @healthy()
+def distributed_sampler_of_the_users(options):
+    """The distributed sampler's class does without the constructor of its base class."""
+    from torch.utils.data import DataLoader
+
+    from integration_tests.composer_parts import digits_loader
+    from integration_tests.zoo.parts import Shares
+
+    loader = DataLoader(digits_loader(64).dataset, batch_size=4, sampler=Shares(64))
+    return _fit(options, train_dataloader=loader, device_train_microbatch_size=2)
+
+
+@healthy()
 def duration_in_batches(options):
     """The run ends in the middle of its third epoch."""
     return _fit(options, max_duration="19ba")

@@ -20,7 +20,7 @@ from countoff.lightning import Countoff
 from integration_tests import devices
 from integration_tests.digits import own_rank
 from integration_tests.lightning_jobs import QUIET, quiet
-from integration_tests.zoo.parts import Listed, dataset, network, own_batches, with_workers
+from integration_tests.zoo.parts import Bucketed, Listed, dataset, network, own_batches, with_workers
 from integration_tests.zoo.registry import healthy
 
 
@@ -106,6 +106,31 @@ def validation_by_steps_over_epochs(options):
 def validation_every_second_epoch(options):
     """Validation runs after every second epoch."""
     return _fit(options, check_val_every_n_epoch=2, max_epochs=4)
+
+
+@healthy(even=True)
+def batch_sampler_of_the_users_in_lightning(options):
+    """The batch samplers' class does without the constructor of its base class, and Lightning leaves it alone."""
+    bucketed = [torch.utils.data.DataLoader(dataset(), batch_sampler=Bucketed(samples)) for samples in (64, 24)]
+    return _fit(options, train=bucketed[0], val=bucketed[1], use_distributed_sampler=False)
+
+
+@healthy()
+def called_by_another_callback(options):
+    """A callback of the user's own hands every hook on to countoff's, which is not in the Trainer's list."""
+    own = Countoff(**options)
+
+    class Forwarding(pl.Callback):
+        def __getattribute__(self, name):
+            return (
+                getattr(own, name) if name.startswith(("on_", "setup", "teardown")) else super().__getattribute__(name)
+            )
+
+    quiet()
+    model, forwarding = Module(), Forwarding()
+    trainer = pl.Trainer(**devices.lightning(), **QUIET, callbacks=[forwarding])
+    trainer.fit(model, loader())
+    return trainer.global_step, model
 
 
 @healthy(even=True)

@@ -28,10 +28,14 @@ from torch.utils.data import (
 from countoff.torch import Countoff
 from integration_tests.digits import own_rank
 from integration_tests.zoo.parts import (
+    Bucketed,
     Listed,
+    Prefetching,
+    Shares,
     Unsized,
     dataset,
     ddp,
+    loss_of,
     own_batches,
     sgd,
     sharded,
@@ -93,6 +97,32 @@ def class_with_slots(options):
     optimizer = sgd(model)
     with Countoff(optimizer=optimizer, **options) as countoff:
         return train(countoff, model, optimizer, Slotted(own_batches(6))), model
+
+
+@healthy(even=True)
+def batch_sampler_without_its_base(options):
+    """The batch sampler's class does without the constructor of its base class."""
+    return _fit(DataLoader(dataset(), batch_sampler=Bucketed(64)), options)
+
+
+@healthy(even=True)
+def distributed_sampler_without_its_base(options):
+    """The distributed sampler's class does without the constructor of its base class."""
+    model = ddp()
+    optimizer, loader = sgd(model), DataLoader(dataset(), batch_size=4, sampler=Shares(64))
+    with Countoff(optimizer=optimizer, **options) as countoff:
+        return [train_on(model, optimizer, batch) for _ in range(2) for batch in countoff.train(loader)], model
+
+
+@healthy(even=True)
+def data_loader_without_its_base(options):
+    """The loader's class is a DataLoader around another one, and does without the constructor of its base class."""
+    model = ddp()
+    optimizer, loader = sgd(model), Prefetching(sharded())
+    with Countoff(optimizer=optimizer, **options) as countoff:
+        for batch in countoff.train(loader):
+            train_on(model, optimizer, batch)
+        return [loss_of(model.module, batch).item() for batch in countoff.eval(loader)], model
 
 
 @healthy(even=True)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
 
 from countoff.torch import Countoff
 from integration_tests.digits import own_rank
@@ -93,6 +93,51 @@ class Unsized:
 
     def __iter__(self) -> Iterator[Any]:
         yield from self.batches
+
+
+class Bucketed(BatchSampler):
+    """A batch sampler of the user's own, which does without the constructor of its base class.
+
+    Args:
+        samples: Samples of all ranks together.
+        divides: Whether it has every second batch; else it has all, and a framework divides them.
+    """
+
+    def __init__(self, samples: int, *, divides: bool = True) -> None:
+        batches = [list(range(first, first + 4)) for first in range(0, samples, 4)]
+        self.batches = batches[own_rank() :: 2] if divides else batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+class Shares(DistributedSampler[Any]):
+    """A distributed sampler of the same kind, whose ranks read every second sample."""
+
+    def __init__(self, samples: int) -> None:
+        self.indices = range(own_rank(), samples, 2)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.indices)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+
+class Prefetching(DataLoader[Any]):
+    """A loader of the same kind, around another one."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self.inner = loader
+
+    def __iter__(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return iter(list(self.inner))
+
+    def __len__(self) -> int:
+        return len(self.inner)
 
 
 def loss_of(model: torch.nn.Module, batch: Any) -> torch.Tensor:

@@ -5,12 +5,12 @@ from dataclasses import fields
 import numpy as np
 import torch
 from accelerate.state import AcceleratorState, GradientState
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
 
 from countoff.transformers import Countoff
 from integration_tests import devices
-from integration_tests.zoo.parts import network, tensors
+from integration_tests.zoo.parts import Bucketed, network, tensors
 from integration_tests.zoo.registry import healthy
 
 
@@ -103,6 +103,18 @@ def grouped_by_length(options):
 def stream_with_a_limit(options):
     """An iterable dataset is trained for eleven steps, over the end of the data."""
     return _train(options, train=Streamed(48), max_steps=11)
+
+
+@healthy()
+def batch_sampler_of_the_users_in_the_trainer(options):
+    """A subclass makes a loader whose batch sampler's class does without the constructor of its base class."""
+
+    class Buckets(Trainer):
+        def get_train_dataloader(self):
+            sampler = Bucketed(64, divides=False)
+            return self.accelerator.prepare(DataLoader(Samples(64), batch_sampler=sampler, collate_fn=collate))
+
+    return _train(options, made=Buckets, accelerator_config={"even_batches": False})
 
 
 @healthy()

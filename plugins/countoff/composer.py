@@ -136,8 +136,12 @@ class Countoff(Options, Callback):
         self._last_record = None  # the callback may serve another Trainer
 
     def _is_active(self, state: State) -> bool:
-        """Returns whether this is the Trainer's first Countoff (its configuration may add another), and is enabled."""
-        return self.settings.enabled and next(each for each in state.callbacks if isinstance(each, Countoff)) is self
+        """Returns whether this is the Trainer's first Countoff (its configuration may add another), and is enabled.
+
+        It is not one of the Trainer's callbacks where one of these calls it.
+        """
+        first = next((each for each in state.callbacks if isinstance(each, Countoff)), self)
+        return self.settings.enabled and first is self
 
     def _is_standalone(self) -> bool:
         """Returns whether an evaluation outside of a fit goes on."""

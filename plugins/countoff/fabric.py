@@ -64,7 +64,7 @@ class Countoff(TorchLoop):
 
     Raises:
         SettingsError: If an option or a ``COUNTOFF_*`` variable has a bad value, or `weights_every` has no `model`.
-        TypeError: If a model is no module.
+        TypeError: If a model is no module, or an optimizer has no parameter groups.
         ValueError: If a number is too small, or if the mesh does not show which ranks share their data.
     """
 

@@ -72,7 +72,7 @@ class Countoff(TorchLoop):
 
     Raises:
         SettingsError: If an option or a ``COUNTOFF_*`` variable has a bad value, or `weights_every` has no `model`.
-        TypeError: If a model is no module.
+        TypeError: If a model is no module, or an optimizer has no parameter groups.
         RuntimeError: If WORLD_SIZE announces several ranks and torch.distributed is not initialised.
         ValueError: If a number is too small, if this rank is not in `group`, if the mesh does not show which ranks
             share their data, or if this rank is not in it.

@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Subset, WeightedRandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
-from countoff._adapter.torch_facts import reported_length
+from countoff._adapter.torch_facts import is_data_loader, reported_length
 from countoff.core.checks.data import DataIdentity
 from countoff.core.checks.streams import (
     DIGEST,
@@ -49,7 +49,7 @@ def stream_facts(loader: Any, data: DataIdentity) -> StreamFacts | None:
         loader: Any loader, after its pass has begun.
         data: The guard's `data`.
     """
-    if not isinstance(loader, DataLoader) or data.elements is None:
+    if not is_data_loader(loader) or data.elements is None:
         return None
     try:
         return _prepared(loader, data, data.elements) or _distributed(loader, data)
@@ -67,7 +67,7 @@ def streamed_twice(loader: Any, data: DataIdentity, epoch: int) -> Verdict | Non
         data: The guard's `data`.
         epoch: Number of the first train epoch.
     """
-    if not isinstance(loader, DataLoader):
+    if not is_data_loader(loader):
         return None
     try:
         facts = _prepared(loader, data, FirstElements())

@@ -12,7 +12,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from countoff._adapter.class_swap import own_class
 from countoff._adapter.mesh_position import loader_position
-from countoff._adapter.torch_facts import loader_facts
+from countoff._adapter.torch_facts import is_data_loader, loader_facts
 from countoff.core import LoaderFacts
 from countoff.core.arithmetic.totals import evaluation_metrics
 
@@ -104,7 +104,7 @@ def evaluation_facts(loader: Any, *, dp_rank: int, dp_degree: int, **known: Any)
         dp_degree: Shares into which the data is cut, at least 1.
         known: Facts that the caller knows better; they replace what is read from the loader.
     """
-    if not isinstance(loader, DataLoader) or own_class(type(loader)).__iter__ is not DataLoader.__iter__:
+    if not is_data_loader(loader) or own_class(type(loader)).__iter__ is not DataLoader.__iter__:
         return None
     sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
     if type(sampler).__iter__ not in _KNOWN_ORDERS:

@@ -20,7 +20,7 @@ from torch.utils.data.distributed import DistributedSampler
 from countoff._adapter.class_swap import own_class
 from countoff._adapter.hooks import PlacedValue
 from countoff._adapter.loader_observer import samples_in
-from countoff._adapter.torch_facts import iterates_as_torch
+from countoff._adapter.torch_facts import is_data_loader, iterates_as_torch
 from countoff.core import Guard, Settings
 from countoff.core.arithmetic.totals import Totals
 from countoff.core.data.plain import ABSENT, in_class
@@ -55,7 +55,7 @@ def keeps_length(loader: Any) -> bool:
     A DistributedSampler fixes its number of samples when it is made. Any other sampler follows a data set that grows,
     and a loader that resumes in mid-epoch has less in that pass.
     """
-    fixed = isinstance(loader, DataLoader) and type(loader.sampler) is DistributedSampler
+    fixed = is_data_loader(loader) and type(loader.sampler) is DistributedSampler
     return fixed and iterates_as_torch(loader) and not saves_state(loader)
 
 
@@ -75,7 +75,7 @@ def fetches_ahead(loader: Any) -> bool:
     training. So may a sampler of the user's, which runs in this process.
     """
     own: Any = own_class(type(loader))
-    if not issubclass(own, DataLoader) or not loader.num_workers:
+    if not is_data_loader(loader) or not issubclass(own, DataLoader) or not loader.num_workers:
         return False
     as_torchs = own.__iter__ is DataLoader.__iter__ and own._get_iterator is DataLoader._get_iterator
     if not (as_torchs or own.__module__.startswith(_LIBRARIES)):

@@ -11,12 +11,12 @@ import sys
 from typing import Any
 
 import torch
-from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, IterableDataset, Subset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from countoff._adapter.dealt_streams import streaming_shares
 from countoff._adapter.sampling import accelerate_classes, samplers_of
-from countoff._adapter.torch_facts import of_library
+from countoff._adapter.torch_facts import is_data_loader, of_library
 from countoff.core.data.plain import ABSENT, attribute_of, in_class, items_of
 from countoff.core.data.unobserved import unobserved
 
@@ -53,7 +53,7 @@ def sampler_arguments(loader: Any, *, dp_rank: int, dp_degree: int) -> dict[str,
         dp_degree: The number of dp_ranks.
     """
     with contextlib.suppress(Exception):  # as above
-        if not isinstance(loader, DataLoader) or dp_degree == 1:
+        if not is_data_loader(loader) or dp_degree == 1:
             return None
         if streaming_shares(loader.dataset) == dp_degree:
             told = _attributes(loader.dataset, "shuffle", "shuffle_seed", "shuffle_algo")
@@ -111,7 +111,7 @@ def dealt(loader: Any, dp_rank: int, dp_degree: int) -> Any:
         dp_rank: The dp_rank of this rank.
         dp_degree: The number of dp_ranks.
     """
-    if not isinstance(loader, DataLoader) or dp_degree == 1 or isinstance(loader.dataset, IterableDataset):
+    if not is_data_loader(loader) or dp_degree == 1 or isinstance(loader.dataset, IterableDataset):
         return None
     if isinstance(loader, accelerate_classes("DataLoaderDispatcher")):
         return None  # rank 0 reads for all

@@ -14,7 +14,7 @@ from torch.utils.data.distributed import DistributedSampler
 from countoff._adapter.held_datasets import dealt, dealt_rows, rows_of
 from countoff._adapter.issued import Issue, Watch, of_iterator, sum_of_rows
 from countoff._adapter.sampling import accelerate_classes, asks_for_length, samplers_of, torchdata_classes
-from countoff._adapter.torch_facts import iterates_as_torch, reported_length
+from countoff._adapter.torch_facts import is_data_loader, iterates_as_torch, reported_length
 from countoff.core.arithmetic.plan import BatchPlan
 from countoff.core.checks.once import MOST_ROWS, Marks, Place, Reading
 from countoff.core.data.plain import attribute_of
@@ -58,7 +58,7 @@ class Reads:
             return
         self.release()
         with contextlib.suppress(Exception):  # objects of the user's may be made of anything
-            if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
+            if is_data_loader(loader) and not isinstance(loader.dataset, IterableDataset):
                 self._watched = weakref.ref(loader)
                 self._numbers = _numbers_of(loader) if self._dp_degree > 1 else None
                 self._watch = Watch(loader, lambda job: self.soon(job))

@@ -24,7 +24,7 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from countoff._adapter.dealt_streams import sampler_of, stream_facts
-from countoff._adapter.torch_facts import iterates_as_torch, of_library, reported_length
+from countoff._adapter.torch_facts import is_data_loader, iterates_as_torch, of_library, reported_length
 from countoff.core.checks.data import UNKNOWN, DataIdentity, Sampling
 from countoff.core.data.fingerprint import Begun, begin_fingerprint
 from countoff.core.data.plain import attribute_of
@@ -72,15 +72,22 @@ def take_fingerprint(data: DataIdentity, begin: Callable[[], Begun | None], load
 
 
 def sampling_of(loader: Any, *, dp_rank: int, dp_degree: int) -> Sampling:
-    """Returns what a loader's sampler shows about the data of this rank.
+    """Returns what a loader's sampler shows about the data of this rank; raises nothing.
 
     Args:
         loader: Any loader; nothing is known of one that is not a torch DataLoader.
         dp_rank: The dp_rank of this rank.
         dp_degree: The number of dp_ranks.
     """
-    if not isinstance(loader, DataLoader):
+    if not is_data_loader(loader):
         return UNKNOWN
+    try:
+        return _sampling_of(loader, dp_rank, dp_degree)
+    except Exception:  # a sampler of the user's own may have no attribute of its base class
+        return UNKNOWN
+
+
+def _sampling_of(loader: DataLoader[Any], dp_rank: int, dp_degree: int) -> Sampling:
     is_sharded, shuffled = isinstance(loader, accelerate_classes("DataLoaderDispatcher")), None
     # A StreamingDataset with `replication` gives groups of ranks the same samples on purpose.
     replication = attribute_of(loader.dataset, "replication")

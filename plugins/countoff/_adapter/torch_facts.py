@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from numbers import Real
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -24,6 +25,8 @@ from countoff.core.session.subgroup import Subgroup
 
 _LIBRARIES = ("torch", "torchdata", "accelerate", "streaming", "lightning", "pytorch_lightning", "lightning_fabric")
 """Packages whose loaders give the batches of their samplers, each once."""
+_MADE_WITH = "dataset", "batch_size", "sampler", "batch_sampler", "num_workers"
+"""What the constructor of torch's DataLoader sets, and adapters read."""
 
 
 def rank_and_world_size() -> tuple[int, int]:
@@ -71,8 +74,19 @@ def reported_length(loader: Any) -> int | None:
         return None
 
 
+def is_data_loader(loader: Any) -> TypeGuard[DataLoader[Any]]:
+    """Returns whether a loader is torch's DataLoader, and has what torch's constructor gives it.
+
+    A subclass that wraps another loader may not call that constructor.
+    """
+    try:
+        return isinstance(loader, DataLoader) and all(hasattr(loader, name) for name in _MADE_WITH)
+    except Exception:  # of a property of the user's own
+        return False
+
+
 def loader_facts(loader: Any, **known: Any) -> LoaderFacts:
-    """Returns the facts of one loader; None stands for what the loader does not show.
+    """Returns the facts of one loader; None stands for what the loader does not show. Raises nothing by the loader.
 
     Args:
         loader: A torch DataLoader, or anything that is iterated.
@@ -81,12 +95,16 @@ def loader_facts(loader: Any, **known: Any) -> LoaderFacts:
     facts: dict[str, Any] = {
         "reported_batches": reported_length(loader),
         "batch_size": None,
-        "drop_last": bool(getattr(loader, "drop_last", False)),
+        "drop_last": attribute_of(loader, "drop_last") is True,
         "samples_per_rank": None,
     }
-    if isinstance(loader, DataLoader):
-        facts |= _facts_of_data_loader(loader)
-    return LoaderFacts(**(facts | known))
+    if is_data_loader(loader):
+        with contextlib.suppress(Exception):  # a sampler of the user's own may have no attribute of its base class
+            facts |= _facts_of_data_loader(loader)
+    facts |= known
+    if not _is_number(facts["batch_size"]):
+        facts["batch_size"] = None
+    return LoaderFacts(**facts)
 
 
 def shown_facts(loader: Any, length: int | None, **known: Any) -> LoaderFacts:
@@ -99,11 +117,11 @@ def shown_facts(loader: Any, length: int | None, **known: Any) -> LoaderFacts:
     """
     if length is not None and issubclass(type(loader), DataLoader):
         return loader_facts(loader, **known)
-    batch_size, drop_last = attribute_of(loader, "batch_size"), attribute_of(loader, "drop_last")
+    batch_size = attribute_of(loader, "batch_size")
     return LoaderFacts(
         reported_batches=length,
-        batch_size=batch_size if type(batch_size) is int and batch_size > 0 else None,
-        drop_last=drop_last is True,
+        batch_size=batch_size if _is_number(batch_size) else None,
+        drop_last=attribute_of(loader, "drop_last") is True,
         samples_per_rank=None,
         **known,
     )
@@ -124,13 +142,18 @@ def of_library(defined: Any, *packages: str) -> bool:
     return str(getattr(defined, "__module__", "")).partition(".")[0] in (packages or _LIBRARIES)
 
 
+def _is_number(batch_size: Any) -> bool:
+    """Whether a batch size is one: a batch sampler of the user's own may hold anything."""
+    return type(batch_size) is int and batch_size > 0
+
+
 def _facts_of_data_loader(loader: DataLoader[Any]) -> dict[str, Any]:
-    facts: dict[str, Any] = {"batch_size": loader.batch_size}
+    facts: dict[str, Any] = {"batch_size": loader.batch_size, "drop_last": bool(loader.drop_last)}
     if isinstance(loader.dataset, IterableDataset) or not iterates_as_torch(loader):
         return facts
     batch_sampler = loader.batch_sampler
     if batch_sampler is not None and isinstance(batch_sampler, BatchSampler):
-        facts |= {"batch_size": batch_sampler.batch_size, "drop_last": batch_sampler.drop_last}
+        facts |= {"batch_size": batch_sampler.batch_size, "drop_last": bool(batch_sampler.drop_last)}
         if type(batch_sampler).__iter__ is not BatchSampler.__iter__:
             return facts  # its number of batches follows rules of its own, as where it sorts samples by length
     sampler = getattr(batch_sampler, "sampler", loader.sampler)
@@ -176,6 +199,21 @@ def _on_cpu(rates: Sequence[Any]) -> list[float]:
             for rate in rates
             if isinstance(rate, Real) or (type(rate) in plain and rate.device.type == "cpu")
         ]
+
+
+def check_optimizers(optimizers: Iterable[Any]) -> None:
+    """Refuses what only wraps an optimizer, as a class that computes its learning rate: torch counts no steps of it.
+
+    Raises:
+        TypeError: If one has no parameter groups.
+    """
+    for optimizer in optimizers:
+        if not hasattr(optimizer, "param_groups"):
+            kind = type(optimizer).__name__
+            raise TypeError(
+                f"Countoff(optimizer=…) takes an optimizer of torch or a list of them, got a {kind} without "
+                "param_groups: give the optimizer that it wraps"
+            )
 
 
 class NamedOptimizers:

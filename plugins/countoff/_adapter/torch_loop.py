@@ -20,6 +20,7 @@ from countoff._adapter.sampling import known_length
 from countoff._adapter.schedule_watch import Schedule
 from countoff._adapter.torch_facts import (
     NamedOptimizers,
+    check_optimizers,
     rank_and_world_size,
     shown_facts,
     subgroup_of,
@@ -80,6 +81,7 @@ class TorchLoop(OwnLoop):
             raise SettingsError("weights_every needs the model whose weights are compared: Countoff(model=…)")
         if settings.enabled:
             check_modules(_listed(model))
+            check_optimizers(_listed(optimizer))
         part = subgroup_of(group) if settings.enabled else None
         ranks = range(world_size) if part is None else part.ranks
         dp_rank, dp_degree = _position(mesh, data_dims, rank, ranks)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import IterableDataset
 
 from countoff._adapter.class_swap import own_class
 from countoff._adapter.even_loaders import saves_state
 from countoff._adapter.sampling import samplers_of
-from countoff._adapter.torch_facts import iterates_as_torch, of_library, reported_length
+from countoff._adapter.torch_facts import is_data_loader, iterates_as_torch, of_library, reported_length
 from countoff.core.arithmetic.plan import BatchPlan
 from countoff.core.data.plain import ABSENT, attribute_of
 
@@ -26,7 +26,7 @@ def whole_epoch(loader: Any, plan: BatchPlan) -> int | None:
         loader: The loader.
         plan: Its plan.
     """
-    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+    if not is_data_loader(loader) or isinstance(loader.dataset, IterableDataset):
         return None
     _, *samplers = samplers_of(loader)
     if not iterates_as_torch(loader) or not all(_draws_from(each, loader.dataset) for each in samplers):

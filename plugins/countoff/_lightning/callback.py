@@ -149,8 +149,11 @@ class CountoffCallback(Options):
         self._close()
 
     def _is_active(self, trainer: Any) -> bool:
-        """Whether this is the Trainer's first Countoff (the entry point may have added another), and is enabled."""
-        first = next(each for each in trainer.callbacks if isinstance(each, CountoffCallback))
+        """Whether this is the Trainer's first Countoff (the entry point may have added another), and is enabled.
+
+        It is not one of the Trainer's callbacks where one of these calls it.
+        """
+        first = next((each for each in trainer.callbacks if isinstance(each, CountoffCallback)), self)
         return self.settings.enabled and first is self
 
     def _close(self) -> None:

@@ -7,6 +7,7 @@ import copy
 import gc
 import itertools
 import pickle
+import types
 import weakref
 from collections.abc import Iterator
 from typing import Any, NoReturn
@@ -608,10 +609,12 @@ def test_a_loop_is_the_same_where_countoff_is_off() -> None:
 
 
 def test_bad_arguments_are_refused_at_once() -> None:
+    sgd = torch.optim.SGD(torch.nn.Linear(1, 1).parameters())
     cases: list[tuple[dict[str, Any], type[Exception]]] = [
         ({"uneven_train": "halt"}, SettingsError),
         ({"gradient_accumulation_steps": 0}, ValueError),
         ({"model": 5}, TypeError),
+        ({"optimizer": types.SimpleNamespace(optimizer=sgd)}, TypeError),
     ]
     for refused, error in cases:
         with pytest.raises(error):

@@ -814,7 +814,7 @@ def processes() -> Iterator[Situation]:
     yield Situation(
         "WrongTotal",
         "each part of the last batch is stepped",
-        lambda _: judge_steps(EPOCH, 129, 10, batches=120, passes=1200, cut=True),
+        lambda _: judge_steps(EPOCH, 129, 10, batches=120, passes=1200),
         adapters=["accelerate"],
     )
 

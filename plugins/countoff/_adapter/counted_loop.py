@@ -293,7 +293,7 @@ class CountedLoop:
         self.passes.settle()  # a pass that was left before this step does not have it
         self.guard.step(id(optimizer))
         if self.epoch_steps is not None:
-            self.epoch_steps.step(id(optimizer), self.guard.train_batches, self.guard.span.micro_batches)
+            self.epoch_steps.step(id(optimizer), self.guard.train_batches)
         self.fit.stepped()
 
     def _epoch_begins(self, epoch: int) -> None:

@@ -15,10 +15,6 @@ from countoff.core.checks.framework import judge_steps
 
 __all__ = ["EpochSteps"]
 
-_PARTS = 3
-"""Steps of one batch, each after one pass, that show that it was cut up: two may be those of an optimizer that steps
-twice, or a last part that is stepped by itself."""
-
 
 @dataclass
 class _Stepped:
@@ -27,17 +23,11 @@ class _Stepped:
     steps: int = 0
     batches: int = 0  # that had a step
     batch: int = 0  # of the last step
-    passes: int = 0  # before the last step
-    row: int = 0  # steps until now in that batch, each after one pass
-    cut: bool = False
 
-    def step(self, batch: int, passes: int) -> None:
-        again = batch == self.batch and self.steps > 0
+    def step(self, batch: int) -> None:
+        self.batches += batch != self.batch
         self.steps += 1
-        self.batches += not again
-        self.row = (self.row if again else 0) + 1 if passes == self.passes + 1 else 0
-        self.batch, self.passes = batch, passes
-        self.cut |= self.row >= _PARTS
+        self.batch = batch
 
 
 class EpochSteps:
@@ -51,7 +41,7 @@ class EpochSteps:
     Example:
         >>> steps = EpochSteps(lambda: 4, optimizers=lambda: 1)
         >>> for batch in range(1, 13):
-        ...     steps.step(optimizer=1, batch=batch, passes=batch)
+        ...     steps.step(optimizer=1, batch=batch)
         >>> print(steps.judge("train epoch 0", batches=12, passes=12).sentence)
         train epoch 0 had 12 optimizer steps in 12 batches: gradient_accumulation_steps=4 makes at most 3.
     """
@@ -66,19 +56,18 @@ class EpochSteps:
         self._said = self._accumulation()
         self._stepped = dict[int, _Stepped]()
 
-    def step(self, optimizer: int, batch: int, passes: int) -> None:
+    def step(self, optimizer: int, batch: int) -> None:
         """Counts a step.
 
         Args:
             optimizer: Which optimizer it was.
-            batch: Number of the batch in the epoch.
-            passes: Backward passes of the epoch until now.
+            batch: Number of the batch in the epoch, from 1.
         """
         if self._said > 1 and self._accumulation() == self._said:  # a program may change it
-            self._stepped.setdefault(optimizer, _Stepped()).step(batch, passes)
+            self._stepped.setdefault(optimizer, _Stepped()).step(batch)
 
     def judge(self, epoch: str, *, batches: int, passes: int) -> Verdict | None:
-        """Returns a warning if all batches of an epoch, which is about to end, or all parts of one have had a step.
+        """Returns a warning if all batches of an epoch, which is about to end, have had a step.
 
         Args:
             epoch: Its name.
@@ -88,8 +77,7 @@ class EpochSteps:
         stepped = self._stepped.values()
         if not stepped or passes < batches or len(stepped) < self._optimizers():
             return None
-        cut = all(each.cut for each in stepped)
-        if not cut and any(each.batches < batches for each in stepped):
+        if any(each.batches < batches for each in stepped):
             return None
         steps = min(each.steps for each in stepped)
-        return judge_steps(epoch, steps, self._said, batches=batches, passes=passes, cut=cut)
+        return judge_steps(epoch, steps, self._said, batches=batches, passes=passes)

@@ -22,7 +22,7 @@ def found(batches: Sequence[str], optimizers: int = 1) -> str | None:
             if each == "p":
                 passes += 1
             else:
-                steps.step(int(each), batch, passes)
+                steps.step(int(each), batch)
     verdict = steps.judge("train epoch 0", batches=len(batches), passes=passes)
     return None if verdict is None else verdict.subject
 
@@ -70,5 +70,5 @@ def numbers(*given: int) -> Iterator[int]:
 def test_an_accumulation_that_changes_in_the_epoch_is_not_judged(changes: Iterator[int]) -> None:
     steps = EpochSteps(lambda: next(changes), optimizers=lambda: 1)
     for batch in range(1, 4):
-        steps.step(1, batch, batch)
+        steps.step(1, batch)
     assert steps.judge("train epoch 0", batches=3, passes=3) is None

@@ -15,7 +15,7 @@ from countoff.core.verdict import Cause, Verdict, VerdictKind
 __all__ = ["CUT_BATCHES", "NOT_DISTRIBUTED", "STEPS", "WRONG_LENGTH", "WRONG_TOTAL", "judge_length", "judge_steps"]
 
 STEPS, CUT_BATCHES = "steps", "cut batches"
-"""The subjects of a `WrongTotal` of optimizer steps: each batch has one, or each part of a batch that is cut up."""
+"""The subjects of a `WrongTotal` of optimizer steps: each batch has one, or one batch has one for each of its parts."""
 _MORE = Cause(
     "Each step has the samples of fewer batches than planned. A learning-rate schedule for the planned steps ends "
     "before the run."
@@ -89,7 +89,7 @@ def judge_length(plan: BatchPlan, *, counted_by: str, consequences: str | None =
 
 
 def judge_steps(
-    epoch: str, steps: int, gradient_accumulation_steps: int, *, batches: int, passes: int, cut: bool = False
+    epoch: str, steps: int, gradient_accumulation_steps: int, *, batches: int, passes: int
 ) -> Verdict | None:
     """Returns a `WrongTotal` if a train epoch has had more optimizer steps than its gradient accumulation makes.
 
@@ -99,7 +99,6 @@ def judge_steps(
         gradient_accumulation_steps: Micro-batches per optimizer step, at least 1.
         batches: Its batches on this rank, at least 0.
         passes: Its micro-batches, at least as many.
-        cut: Whether the parts of a batch have had them.
 
     Example:
         >>> print(judge_steps("train epoch 0", 39, 10, batches=30, passes=300).sentence)
@@ -115,5 +114,5 @@ def judge_steps(
     sentence = f"{epoch} had {count_of(steps, 'optimizer step')} in {counted}"
     return WRONG_TOTAL.found(
         f"{sentence}: gradient_accumulation_steps={accumulation} makes at most {most}.",
-        subject=CUT_BATCHES if cut else STEPS,
+        subject=CUT_BATCHES if batches < steps < 2 * batches else STEPS,
     )

@@ -15,7 +15,7 @@ from countoff.core.ending.shutdown import EXIT_CODE
 from countoff.plan.issues import CODES
 from tests.paths import ROOT, SOURCE_PATH, SOURCE_ROOTS
 
-EXTRA = ("rich", "jinja2", "markupsafe", "yaml", "shtab", "tomli")
+EXTRA = ("rich", "jinja2", "markupsafe", "yaml", "tomli")
 """What the extra `cli` brings, and a plain install does not."""
 HEAVY = {"torch", "numpy", "sklearn", "lightning", "pytorch_lightning"}
 CALL = "from countoff.cli.__main__ import main\nmain()"
@@ -83,7 +83,7 @@ def test_the_help_of_plan_says_what_its_exit_code_means() -> None:
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])
-@pytest.mark.parametrize("command", ["", "plan", "check", "explain", "report", "top", "run", "demo", "completion"])
+@pytest.mark.parametrize("command", ["", "plan", "check", "explain", "report", "top", "run", "demo"])
 def test_help_has_examples_and_fits_the_terminal(command: str, columns: int) -> None:
     """Examples stay whole, and fit where there are 80 columns; a command or a flag is not cut at its dashes."""
     lines = run([*command.split(), "--help"], COLUMNS=str(columns)).stdout.rpartition("modules: ")[0].splitlines()
@@ -99,7 +99,7 @@ def test_the_help_has_each_command_on_a_line() -> None:
     start = lines.index("  COMMAND")
     rows = [line.split(maxsplit=1) for line in lines[start + 1 :] if line.startswith("    ")]
     assert [row[0] for row in rows if len(row) == 2] == [
-        *("plan", "check", "explain", "report", "top", "run", "demo", "completion", "notify")
+        *("plan", "check", "explain", "report", "top", "run", "demo", "notify")
     ]
 
 
@@ -230,7 +230,7 @@ def test_it_runs_as_a_module_and_names_itself_so() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    ["completion bash", "completion fish", "--help", "check --help", "--version", "explain", "explain LostRank"],
+    ["--help", "check --help", "--version", "explain", "explain LostRank"],
 )
 def test_a_reader_that_leaves_early_is_no_error(arguments: str) -> None:
     """`countoff … | head` ends without a word, whatever the command."""
@@ -268,7 +268,6 @@ REFUSED = {
     "report runs/today": "report needs Jinja2: pip install 'countoff[cli]'",
     "top --json runs/today": "top needs rich: pip install 'countoff[cli]'",
     "run --report -- echo started": "run --report needs Jinja2: pip install 'countoff[cli]'",
-    "completion bash": "completion needs shtab: pip install 'countoff[cli]'",
     "notify": "COUNTOFF_NOTIFY has no address: export COUNTOFF_NOTIFY='slack://… mailto://…'",
 }
 """What commands say where the extra `cli` is not installed."""

@@ -50,7 +50,7 @@ What a command does, with examples:
 
     countoff plan --help
 
-The commands plan, check, report, top and completion need an extra:
+The commands plan, check, report and top need an extra:
 
     pip install 'countoff[cli]'
 """
@@ -162,17 +162,6 @@ COUNTOFF_UNEVEN_TRAIN work too.
 Exit code: that of the command, or 128 and the signal's number if a signal ended it; 2 if an option is bad, 126 or 127
 if the command cannot be run, with one line that gives the reason.
 """
-_COMPLETION = """\
-Prints a script with which your shell completes the commands, flags, files and names of countoff.
-
-In ~/.bashrc:
-
-    eval "$(countoff completion bash)"
-
-For zsh, once; then start a new shell:
-
-    countoff completion zsh > "${fpath[1]}/_countoff"
-"""
 _DEMO = """\
 Runs a real Lightning job on four ranks, one of which has a batch less: first without countoff, then with it, then with
 the data fixed, then with uneven_train="stop". Each is examples/lightning_digits.py, with other settings.
@@ -211,7 +200,7 @@ _SETTINGS = (
 """The settings as flags of `countoff run`: name, metavar, meaning. Addresses to notify are none: others see flags."""
 _WIDEST = 120
 """Longer lines are hard to read."""
-_EXTRA = {"rich": "rich", "jinja2": "Jinja2", "yaml": "PyYAML", "shtab": "shtab", "tomli": "tomli"}
+_EXTRA = {"rich": "rich", "jinja2": "Jinja2", "yaml": "PyYAML", "tomli": "tomli"}
 """The modules that the extra `cli` brings, and their packages. A plain install brings none: where rich is installed,
 Lightning shows another progress bar."""
 
@@ -337,16 +326,6 @@ def top(chosen: argparse.Namespace) -> None:
     _run(top.top, chosen)
 
 
-def completion(chosen: argparse.Namespace) -> None:
-    """Prints a script for a shell."""
-    from countoff.cli import completion
-
-    if chosen.shell not in completion.SHELLS:
-        hint = nearest(chosen.shell, completion.SHELLS) or f"; known: {', '.join(completion.SHELLS)}"
-        _refuse(f"there is no completion for the shell {chosen.shell!r}{hint}", code=2)
-    print(completion.script(_parser("countoff")[0], chosen.shell))
-
-
 def run(chosen: argparse.Namespace) -> None:
     """Runs a command with the hooks in it."""
     from countoff._run import command
@@ -441,9 +420,6 @@ def _parser(program: str) -> tuple[_Parser, Collection[str]]:
     _top_arguments(_command(add, "top", description=_TOP, help="watch a job while it runs", run=top))
     _run_arguments(_command(add, "run", description=_RUN, help="run a job with countoff in it", run=run))
     _demo_arguments(_command(add, "demo", description=_DEMO, help="see it work, with real ranks", run=demo))
-    _completion_arguments(
-        _command(add, "completion", description=_COMPLETION, help="complete commands in your shell", run=completion)
-    )
     _command(add, "notify", description=_NOTIFY, help="try the addresses that get verdicts", run=notify)
     return parser, commands.choices
 
@@ -552,10 +528,6 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
     settings = parser.add_argument_group("settings")
     for name, metavar, text in _SETTINGS:
         settings.add_argument(f"--{name}", metavar=metavar, help=text)
-
-
-def _completion_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", metavar="SHELL", help="bash, zsh, fish or tcsh")
 
 
 def _demo_arguments(parser: argparse.ArgumentParser) -> None:

@@ -18,7 +18,7 @@ from countoff.core.checks import KINDS
 from countoff.core.messages import nearest
 from countoff.plan.issues import CODES
 
-__all__ = ["explain", "names"]
+__all__ = ["explain"]
 
 _PACKAGED = Path(__file__).with_name("verdicts.md")
 """Where the wheel has docs/verdicts.md."""
@@ -64,11 +64,6 @@ def explain(chosen: argparse.Namespace) -> int:
     else:
         _print_list(list(known.values()))
     return 0
-
-
-def names() -> list[str]:
-    """All names that can be explained."""
-    return list(_subjects())
 
 
 def _subjects() -> Mapping[str, Subject]:

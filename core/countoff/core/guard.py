@@ -641,7 +641,7 @@ class Guard:
     @property
     def common_batches(self) -> int | None:
         """Batches of a train epoch on every rank, where `uneven_train` makes them equal; None if that is not proven."""
-        return self._common(self._checks.even.lengths)
+        return self._common(min(self._checks.even.lengths, default=None))
 
     @property
     def common_length(self) -> int | None:
@@ -650,7 +650,7 @@ class Guard:
         It follows from the lengths when the fit began. A loader whose own length has changed since then has another.
         None: the length of some rank's loader was not known.
         """
-        return self._common(self._checks.even.lengths_now)
+        return self._common(self._checks.even.shortest_now)
 
     @property
     def own_length_holds(self) -> bool:
@@ -708,8 +708,8 @@ class Guard:
         """Warns of something that ends nothing: rank 0 prints it, once for each kind and subject."""
         self.state.note(verdict)
 
-    def _common(self, lengths: Sequence[int]) -> int | None:
-        return None if self._settings.uneven_train == "raise" or not lengths else lengths[0]
+    def _common(self, shortest: int | None) -> int | None:
+        return None if self._settings.uneven_train == "raise" else shortest
 
     def compare_spans(self, comparing: bool) -> None:
         """Sets whether spans opened from here on are compared; off inside `torch.distributed.algorithms.Join`.

@@ -51,12 +51,13 @@ class EvenCheck(Check):
     Attributes:
         lengths: The fewest and the most batches per epoch of any rank, where ranks take the same number and those of
             every rank are proven; empty otherwise.
-        lengths_now: The same of what `len` of each rank's train loader gives, where that may change later.
+        shortest_now: The fewest that `len` of any rank's train loader gives now; None where that of some rank is not
+            known.
     """
 
     def __init__(self, state: RankState) -> None:
         self.lengths: tuple[int, ...] = ()
-        self.lengths_now: tuple[int, ...] = ()
+        self.shortest_now: int | None = None
         self._settings = state.settings
         self._others: Others | None = None
 
@@ -79,14 +80,13 @@ class EvenCheck(Check):
             yield judge_lengths({rank: report["plan"] for rank, report in reports.items()})
 
     def answer(self, reports: Records) -> Mapping[str, Any]:  # noqa: D102
-        return {
-            key: shortest_and_longest([report.get(name) for report in reports.values()])
-            for key, name in (("lengths", "length"), ("lengths_now", "now"))
-        }
+        proven, now = _of_all(reports, "length"), _of_all(reports, "now")
+        return {"lengths": [min(proven), max(proven)] if proven else [], "shortest_now": min(now, default=None)}
 
     def answered(self, answer: Mapping[str, Any]) -> None:  # noqa: D102
         self.lengths = tuple(parse_count(length) for length in answer.get("lengths", ()))
-        self.lengths_now = tuple(parse_count(length) for length in answer.get("lengths_now", ()))
+        now = answer.get("shortest_now")
+        self.shortest_now = None if now is None else parse_count(now)
 
     def span_closing(self, span: SpanCounters, reason: Reason, *, orderly: bool) -> None:  # noqa: D102
         span.closed_credits = span.credits
@@ -140,16 +140,6 @@ beyond is not trained on.
     return TRUNCATED.found(f"a train epoch has {words}: {effect}", short, subject="plan")
 
 
-def shortest_and_longest(lengths: Sequence[int | None]) -> list[int]:
-    """Returns the fewest and the most batches of any rank; nothing if those of some rank are not proven.
-
-    >>> shortest_and_longest([4, 5, 4]), shortest_and_longest([4, None])
-    ([4, 5], [])
-    """
-    known = [length for length in lengths if length is not None]
-    return [min(known), max(known)] if known and len(known) == len(lengths) else []
-
-
 def truncated(
     span: str, used: int, unused: Mapping[int, UnusedBatches], *, by_countoff: bool = False
 ) -> Verdict | None:
@@ -184,6 +174,12 @@ def truncated(
         why=_BY_COUNTOFF.format(_OPTIONS[subject]) if by_countoff else _BY_FRAMEWORK,
         remedy=_remedy(subject, used) if by_countoff else "",
     )
+
+
+def _of_all(reports: Records, name: str) -> list[int]:
+    """The length of this name that each rank has reported; empty if some rank has none."""
+    known = [length for report in reports.values() if (length := report.get(name)) is not None]
+    return known if len(known) == len(reports) else []
 
 
 def _in_order(values: Mapping[int, Any]) -> list[tuple[Any, list[int]]]:

@@ -268,13 +268,14 @@ def test_ranks_that_differ_in_how_they_are_kept_even_do_not_begin(chosen: dict[s
 
 @pytest.mark.parametrize(("own", "lengths"), [((5, 4), (4, 5)), ((5, None), ())])
 def test_proven_lengths_are_told_to_all_ranks(own: tuple[int | None, ...], lengths: tuple[int, ...]) -> None:
-    """Only if those of every rank are proven."""
+    """Only if those of every rank are proven; so is the shortest of what the loaders say by themselves."""
     ranks = Ranks(2, uneven_train="stop")
     for rank in (1, 0):
-        ranks.begin(rank, FitStart(FitPlan(), {}, own_batches=own[rank]))
+        ranks.begin(rank, FitStart(FitPlan(), {}, own_batches=own[rank], own_length=own[rank]))
     while not all(writer.poll_once() for writer in ranks.writers):
         pass
-    assert [checks.even.lengths for checks in ranks.checks] == [lengths] * 2
+    told = [(checks.even.lengths, checks.even.shortest_now) for checks in ranks.checks]
+    assert told == [(lengths, min(lengths, default=None))] * 2
 
 
 def test_nothing_of_an_even_span_stays_in_the_store() -> None:

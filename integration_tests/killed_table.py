@@ -70,7 +70,7 @@ def kill_one(adapter: str, moment: str, ranks: int, directory: Path) -> Outcome:
         wrong.append("no verdict file")
     elif (said := json.loads(verdict.read_text()))["kind"] != "LostRank" or said["ranks"] != [1]:
         wrong.append(f"the verdict file says {said['kind']} of ranks {said['ranks']}")
-    if not (trace / "incident" / "verdict.json").exists():
+    if not (trace / "incident.json").exists():
         wrong.append("no incident")
     traces = {rank: trace / f"rank-{rank:05d}.jsonl" for rank in range(ranks)}
     endless = [rank for rank, path in traces.items() if path.exists() and '"k":"end"' not in _last_line(path)]

@@ -74,7 +74,7 @@ def test_who_is_ended_by_sigterm_says_who_was_killed(run_ranks, tmp_path):
         assert "countoff LostRank: rank 1 is gone" in results[rank].error_file, results
     verdict = json.loads((tmp_path / "verdict.json").read_text())
     assert (verdict["kind"], verdict["ranks"], verdict["restart"]) == ("LostRank", [1], "may_help")
-    assert (tmp_path / "trace" / "incident" / "verdict.json").exists()
+    assert (tmp_path / "trace" / "incident.json").exists()
     run = read([str(tmp_path / "trace")]).runs[0]
     assert {rank: fit.ending and fit.ending.how for rank, fit in run.fits.items()} == {
         0: "verdict",

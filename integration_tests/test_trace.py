@@ -49,11 +49,9 @@ def spans(lines: list[dict[str, Any]]) -> list[tuple[str, str, int]]:
     return [(line["span"], line["why"], line["b"]) for line in of("close", lines)]
 
 
-def stacked(text: str) -> list[int]:
-    """The ranks whose stacks a text has; those with equal ones are in one line."""
-    heads = re.findall(r"^ranks? ([\d, –]+), in ", text, re.MULTILINE)
-    runs = [run.split("–") for head in heads for run in head.split(", ")]
-    return sorted(rank for run in runs for rank in range(int(run[0]), int(run[-1]) + 1))
+def stacked(incident: dict[str, Any]) -> list[int]:
+    """The ranks whose stacks an incident has."""
+    return sorted(rank for each in incident["stacks"] for rank in each["ranks"])
 
 
 def in_order(lines: list[dict[str, Any]]) -> bool:
@@ -90,7 +88,7 @@ def test_a_healthy_loop_trains_to_the_same_bits_and_is_told_whole(traced, direct
         assert bool(of("roll", lines)) is bool(of("totals", lines)) is (result.rank == 0)
     assert [line["span"] for line in of("roll", read(directory))][:3] == ["digits", "train epoch 0", "digits"]
     assert of("totals", read(directory))[-1]["true"]["batches_per_epoch"] == 10
-    assert not (directory / "incident").exists()
+    assert not (directory / "incident.json").exists()
 
 
 def assert_counted(rows: list[dict[str, Any]]) -> None:
@@ -112,16 +110,16 @@ def test_an_uneven_job_leaves_the_verdict_and_the_incident(traced, directory):
         assert kinds(lines)[-3:] == ["verdict", "stacks", "end"]
         assert any("loops.py" in frame for frame in of("stacks", lines)[0]["frames"])
         assert lines[-1]["how"] == "verdict"
-    place = directory / "incident"
-    found = {path.name: path.read_text() for path in place.iterdir()}
-    assert sorted(found) == ["environment.json", "ranks.json", "stacks.txt", "verdict.json"]
-    assert json.loads(found["verdict.json"])["ranks"] == [1]
-    counts = json.loads(found["ranks.json"])
-    assert counts["world_size"] == 3
-    assert_counted(counts["ranks"])
-    assert stacked(found["stacks.txt"]) == [0, 1, 2]
-    assert "loops.py" in found["stacks.txt"]
-    variables = json.loads(found["environment.json"])["environment"]
+    assert sorted(path.name for path in directory.iterdir()) == [
+        "incident.json",
+        *(f"rank-0000{rank}.jsonl" for rank in range(3)),
+    ]
+    incident = json.loads((directory / "incident.json").read_text())
+    assert (incident["ranks"], incident["world_size"]) == ([1], 3)
+    assert_counted(incident["counted"])
+    assert stacked(incident) == [0, 1, 2]
+    assert any("loops.py" in frame for each in incident["stacks"] for frame in each["frames"])
+    variables = incident["environment"]
     assert variables["COUNTOFF_TRACE_DIR"] == str(directory)
     assert not [name for name in variables if not name.startswith(("COUNTOFF", "NCCL", "PYTORCH", "TORCH"))]
 
@@ -149,8 +147,8 @@ def test_a_killed_rank_has_no_end(traced, directory):
     assert kinds(killed)[-1] == "open"
     assert of("end", survivor)[0]["how"] == "verdict"
     assert of("verdict", survivor)[0]["verdict"]["kind"] == "LostRank"
-    ranks = json.loads((directory / "incident" / "ranks.json").read_text())["ranks"]
-    assert [row["rank"] for row in ranks] == [0]
+    counted = json.loads((directory / "incident.json").read_text())["counted"]
+    assert [row["rank"] for row in counted] == [0]
 
 
 def test_a_rank_that_raises_says_so(traced, directory):
@@ -230,7 +228,7 @@ def test_in_warn_mode_the_trace_goes_on(traced, directory):
         assert of("verdict", lines)[0]["verdict"]["kind"] == "StepMismatch"
         assert spans(lines) == [("train epoch 0", "exhausted", 10)]
         assert of("end", lines)[0]["how"] == "finished", "although the program ends without `detach`"
-    assert not (directory / "incident").exists()
+    assert not (directory / "incident.json").exists()
 
 
 def test_lightning_is_told(traced, directory):
@@ -370,10 +368,10 @@ def test_hosts_without_a_shared_file_system_keep_what_they_know(run_hosts, tmp_p
         assert sorted(path.name for path in place.glob("rank-*")) == [
             f"rank-0000{rank}.jsonl" for rank in (2 * host, 2 * host + 1)
         ]
-        assert json.loads((place / "incident" / "verdict.json").read_text())["ranks"] == [1]
-        rows = json.loads((place / "incident" / "ranks.json").read_text())["ranks"]
-        assert sorted(row["rank"] for row in rows) == [0, 1, 2, 3], "\n".join(map(str, results))
-    found = [(place / "incident" / "stacks.txt").read_text() for place in places]
+    found = [json.loads((place / "incident.json").read_text()) for place in places]
+    for incident in found:
+        assert incident["ranks"] == [1]
+        assert sorted(row["rank"] for row in incident["counted"]) == [0, 1, 2, 3], "\n".join(map(str, results))
     assert stacked(found[0]) == [0, 1, 2, 3], "\n".join(map(str, results))
     assert stacked(found[1]) in ([2], [3])  # its own, of the rank that prints for the host
-    assert json.loads((places[1] / "incident" / "environment.json").read_text())["host"] == "node-1"
+    assert found[1]["written_by"]["host"] == "node-1"

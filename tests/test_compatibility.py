@@ -104,7 +104,10 @@ def test_an_incident_is_read() -> None:
     [incident] = read([str(DATA / "trace")]).incidents
     assert incident.verdict is not None
     assert (incident.verdict.kind, incident.verdict.standing) == ("UnevenBatches", "ran out first")
-    assert "rank 0, in code:" in incident.stacks
+    assert [(ranks, state, frames[0]) for ranks, state, frames in incident.stacks] == [
+        ((0,), "code", "write.py:65 in train"),
+        ((1,), "code", "write.py:58 in train"),
+    ]
 
 
 def test_a_verdict_file_is_compared_with_the_verdict_of_the_next_attempt(tmp_path: Path) -> None:
@@ -188,7 +191,7 @@ def test_a_trace_of_a_newer_format_is_refused_in_one_line(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = newer_trace(tmp_path, lambda line: line.update(v=2))
-    shutil.rmtree(trace / "incident")
+    (trace / "incident.json").unlink()
     out, err = printed(capsys, command, str(trace), "--json")
     assert out == ""
     assert "it is in format 2 of a newer countoff, and this one reads format 1: install the newer one" in err
@@ -208,7 +211,7 @@ def test_runs_of_a_newer_format_leave_those_of_this_one(tmp_path: Path) -> None:
 
 def test_an_incident_of_a_newer_format_is_a_problem(tmp_path: Path) -> None:
     trace = newer_trace(tmp_path, lambda _: None)
-    path = trace / "incident" / "verdict.json"
+    path = trace / "incident.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": 2}))
     found = read([str(trace)])
     assert (found.incidents, len(found.problems)) == ([], 1)

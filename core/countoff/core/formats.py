@@ -18,7 +18,7 @@ __all__ = ["JSON_OUTPUT", "RESUME_RECORD", "TRACE", "VERDICT_FILE", "beyond"]
 TRACE = 1
 """Of the files of ranks in a trace: the `v` of each line `begin`, for all lines up to the next one."""
 VERDICT_FILE = 1
-"""Of the verdict file, and of `verdict.json` and the files beside it in an incident: its `format`."""
+"""Of the verdict file, and of the incident in a trace, which has its keys too: its `format`."""
 RESUME_RECORD = 1
 """Of the record in a checkpoint, and of the fingerprints of batches in it: its `version`."""
 JSON_OUTPUT = 1

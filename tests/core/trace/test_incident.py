@@ -1,7 +1,8 @@
-"""The incident: which files a verdict leaves, what is in them, and what never is."""
+"""The incident: what a verdict leaves, and what never is in it."""
 
 import json
 import os
+import socket
 import threading
 import time
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from countoff.core import Settings, Verdict
+from countoff.core import Verdict
 from countoff.core.trace import incident
 from tests.fake_store import FakeStore
 
@@ -19,51 +20,43 @@ IN_COLLECTIVE = {"state": "collective", "frames": ["train.py:9 in step"]}
 
 
 def write(directory: Path, verdict: Verdict = VERDICT, **more: Any) -> Path:
-    given: dict[str, Any] = {"rank": 0, "versions": {"torch": "2.7"}, "rows": {}, "found": {}} | more
-    incident.write(str(directory), verdict, Settings(trace_dir=str(directory)), **given)
-    return directory / "incident"
+    given: dict[str, Any] = {"rank": 0, "rows": {}, "found": {}} | more
+    incident.write(str(directory), verdict, **given)
+    return directory / "incident.json"
 
 
 def test_what_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     monkeypatch.setenv("WANDB_API_KEY", "secret")
     rows = {rank: {"rank": rank, "batches": 7, "steps": 3, "side": 1, "known": 2.0, "failure": ""} for rank in (1, 0)}
-    place = write(tmp_path, rows=rows, found={0: IN_LOADER})
-    assert sorted(os.listdir(place)) == ["environment.json", "ranks.json", "stacks.txt", "verdict.json"]
-    ranks = json.loads((place / "ranks.json").read_text())
-    assert ranks == {"world_size": 4, "ranks": [{"rank": rank, "batches": 7, "steps": 3} for rank in (0, 1)]}
-    assert json.loads((place / "verdict.json").read_text())["kind"] == "LostRank"
-    environment = json.loads((place / "environment.json").read_text())
-    assert environment["versions"] == {"torch": "2.7"}
-    assert environment["settings"]["trace_dir"] == str(tmp_path)
-    assert environment["environment"]["NCCL_DEBUG"] == "INFO"
-    assert "secret" not in (place / "environment.json").read_text()
+    text = write(tmp_path, rows=rows, found={0: IN_LOADER}).read_text()
+    assert os.listdir(tmp_path) == ["incident.json"]
+    written = json.loads(text)
+    assert (written["kind"], written["world_size"], written["format"]) == ("LostRank", 4, 1)
+    assert written["counted"] == [{"rank": rank, "batches": 7, "steps": 3} for rank in (0, 1)]
+    assert written["stacks"] == [{"ranks": [0], **IN_LOADER}]
+    assert written["environment"]["NCCL_DEBUG"] == "INFO"
+    assert written["written_by"] == {"rank": 0, "host": socket.gethostname()}
+    assert "secret" not in text
 
 
 def test_without_all_rows_those_of_the_table_are_kept(tmp_path: Path) -> None:
     verdict = Verdict("LostRank", "rank 2 is gone.", rows=({"rank": 3, "batches": 5},), world_size=4)
-    assert json.loads((write(tmp_path, verdict) / "ranks.json").read_text())["ranks"] == [{"rank": 3, "batches": 5}]
+    assert json.loads(write(tmp_path, verdict).read_text())["counted"] == [{"rank": 3, "batches": 5}]
 
 
 def test_equal_stacks_are_written_once() -> None:
     found = dict.fromkeys((0, 1, 2, 5), IN_COLLECTIVE) | {3: IN_LOADER, 4: {"state": "code", "frames": []}}
-    assert incident.grouped(found).splitlines() == [
-        "Where the main thread of each rank was, the innermost frame first.",
-        "",
-        "rank 3, in the loader:",
-        "  torch/utils/data/dataloader.py:7 in next",
-        "  train.py:3 in main",
-        "",
-        "rank 4, in code:",
-        "  (no Python frame)",
-        "",
-        "ranks 0–2, 5, in a collective:",
-        "  train.py:9 in step",
+    assert incident.grouped(found) == [
+        {"ranks": [3], "state": "loader", "frames": ("torch/utils/data/dataloader.py:7 in next", "train.py:3 in main")},
+        {"ranks": [4], "state": "code", "frames": ()},
+        {"ranks": [0, 1, 2, 5], "state": "collective", "frames": ("train.py:9 in step",)},
     ]
 
 
-def test_stacks_from_the_store_are_escaped() -> None:
-    assert "\x1b" not in incident.grouped({0: {"state": "\x1b[31m", "frames": ["\x1b[2J", 7]}})
+def test_stacks_from_the_store_are_escaped(tmp_path: Path) -> None:
+    found = {0: {"state": "\x1b[31m", "frames": ["\x1b[2J", 7]}}
+    assert "\x1b" not in write(tmp_path, found=found).read_text()
 
 
 def test_ranks_without_a_trace_have_told_nothing() -> None:
@@ -159,25 +152,22 @@ def test_an_address_with_a_user_is_not_kept(value: str, kept: bool) -> None:
 
 
 def test_only_the_user_can_read_an_incident(tmp_path: Path) -> None:
-    for _ in range(2):  # the files of an earlier incident are replaced
-        files = list(write(tmp_path).iterdir())
-        assert [file.stat().st_mode & 0o777 for file in files] == [0o600] * 4
+    for _ in range(2):  # an earlier one is replaced
+        assert write(tmp_path).stat().st_mode & 0o777 == 0o600
 
 
 def test_no_link_is_written_through(tmp_path: Path) -> None:
     """Another user may have put one where a file is about to be written."""
-    (tmp_path / "incident").mkdir()
     other = tmp_path / "other"
     other.write_text("mine")
-    for name in (".stacks.txt.0.tmp", ".verdict.json.0.tmp"):
-        (tmp_path / "incident" / name).symlink_to(other)
+    (tmp_path / ".incident.json.0.tmp").symlink_to(other)
     write(tmp_path)
     assert other.read_text() == "mine"
 
 
 def test_a_file_is_written_as_a_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = write(tmp_path)
-    before = (place / "verdict.json").read_text()
+    path = write(tmp_path)
+    before = path.read_text()
 
     def fail(*paths: object) -> None:
         raise OSError("no space left")
@@ -185,5 +175,5 @@ def test_a_file_is_written_as_a_whole_or_not_at_all(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(incident.os, "replace", fail)
     with pytest.raises(OSError, match="no space"):
         write(tmp_path, Verdict("UnevenBatches", "another."))
-    assert (place / "verdict.json").read_text() == before
-    assert not list(place.glob(".*"))
+    assert path.read_text() == before
+    assert not list(tmp_path.glob(".*"))

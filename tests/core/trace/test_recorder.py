@@ -216,7 +216,7 @@ def test_a_verdict_ends_the_trace_of_a_fit(tmp_path: Path) -> None:
     assert stacks["state"] == "code"
     assert "test_recorder.py" in "".join(stacks["frames"])
     assert (end["k"], end["how"]) == ("end", "verdict")
-    assert json.loads((tmp_path / "incident" / "ranks.json").read_text())["ranks"] == [{"rank": 1, "batches": 7}]
+    assert json.loads((tmp_path / "incident.json").read_text())["counted"] == [{"rank": 1, "batches": 7}]
 
 
 def test_a_signal_is_the_last_line_of_the_trace(tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_a_verdict_is_in_the_trace_before_a_signal_ends_the_process(tmp_path: Pa
         recorder.concluded(VERDICT, whole=True)
         recorder.ended_by("SIGTERM")
         assert read(tmp_path, 1)[-1]["how"] == "verdict"
-        assert (tmp_path / "incident" / "verdict.json").exists()
+        assert (tmp_path / "incident.json").exists()
 
     recorded(tmp_path, act)
 
@@ -261,7 +261,7 @@ def test_a_flight_recorder_that_does_not_answer_costs_its_record_alone(
     lines = recorded(tmp_path, lambda recorder: recorder.concluded(VERDICT, whole=True))
     assert time.monotonic() - began < 5
     assert [line["k"] for line in lines] == ["verdict", "stacks", "end"]
-    assert sorted(os.listdir(tmp_path / "incident")) == ["environment.json", "ranks.json", "stacks.txt", "verdict.json"]
+    assert sorted(os.listdir(tmp_path)) == ["incident.json", "rank-00001.jsonl"]
     said = f"the incident in {str(tmp_path)!r} is without NCCL's flight record: NCCL does not answer"
     assert capsys.readouterr().err.splitlines() == [f"[rank 1] countoff: {said}"]
     assert (1, str(tmp_path)) not in writer.failed, "the file system is not to blame: later fits have a trace"
@@ -272,7 +272,7 @@ def test_the_flight_record_is_part_of_the_incident(
 ) -> None:
     flight_recorder.set()
     recorded(tmp_path, lambda recorder: recorder.concluded(VERDICT, whole=False))
-    assert (tmp_path / "incident" / "nccl_trace_rank_1").read_bytes() == b"record"
+    assert (tmp_path / "nccl_trace_rank_1").read_bytes() == b"record"
     assert capsys.readouterr().err == ""
 
 
@@ -281,7 +281,7 @@ def test_the_rank_that_failed_says_so(tmp_path: Path) -> None:
     state.failure = Failure("ValueError: torn", where="in batch 7 of train epoch 0")
     end = recorded(tmp_path, lambda recorder: recorder.concluded(VERDICT, whole=False), state)[-1]
     assert (end["how"], end["what"]) == ("failed", "ValueError: torn (in batch 7 of train epoch 0)")
-    assert not (tmp_path / "incident").exists()
+    assert not (tmp_path / "incident.json").exists()
 
 
 def test_a_verdict_in_warn_mode_ends_nothing(tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ def test_a_verdict_in_warn_mode_ends_nothing(tmp_path: Path) -> None:
     lines = recorded(tmp_path, act, state_of("warn"))
     assert [line["k"] for line in lines] == ["verdict", "stacks", "open", "end"]
     assert lines[-1]["how"] == "finished"
-    assert not (tmp_path / "incident").exists()
+    assert not (tmp_path / "incident.json").exists()
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,12 @@ from countoff.core.trace.format import (
     COMPARED_LIMITS,
     COMPARED_PLAN,
     COMPARED_SETTINGS,
-    INCIDENT,
-    RANKS_FILE,
-    STACKS_FILE,
-    VERDICT_FILE,
+    COUNTED,
+    ENVIRONMENT,
+    FLIGHT_RECORDER_FILE,
+    INCIDENT_FILE,
+    STACKS,
+    WRITTEN_BY,
     file_name,
     parse_name,
 )
@@ -24,8 +26,8 @@ from tests.paths import DOCS
 PAGE = (DOCS / "seeing.md").read_text()
 
 
-def test_the_page_has_the_files_of_an_incident() -> None:
-    for name in (f"{INCIDENT}/", VERDICT_FILE, STACKS_FILE, RANKS_FILE):
+def test_the_page_has_the_incident_and_its_keys() -> None:
+    for name in (INCIDENT_FILE, COUNTED, STACKS, ENVIRONMENT, WRITTEN_BY, FLIGHT_RECORDER_FILE.format(3)):
         assert f"`{name}`" in PAGE
 
 

@@ -98,13 +98,13 @@ def test_a_job_that_a_verdict_ended_has_it_as_it_was_printed(tmp_path: Path) -> 
 
 def test_the_incident_has_the_verdict_where_no_rank_has_recorded_it(tmp_path: Path) -> None:
     example_traces.healthy(tmp_path, ranks=1, epochs=1)
-    (tmp_path / "incident").mkdir()
-    (tmp_path / "incident" / "verdict.json").write_text(json.dumps(example_traces.verdict(time=BEGAN + 70)))
-    (tmp_path / "incident" / "stacks.txt").write_text("ranks 0–7:\n  train.py:41 in step\x1b[31m\n")
+    stacks = [{"ranks": [0, 7], "state": "code", "frames": ["train.py:41 in step\x1b[31m", 7]}, {"ranks": "x"}, 3]
+    incident = {**example_traces.verdict(time=BEGAN + 70), "stacks": stacks}
+    (tmp_path / "incident.json").write_text(json.dumps(incident))
     trace = load(tmp_path)
     assert trace.verdict is not None
     assert trace.verdict.kind == "UnevenBatches"
-    assert trace.incidents[0].stacks == "ranks 0–7:\n  train.py:41 in step\\x1b[31m"
+    assert trace.incidents[0].stacks == [((0, 7), "code", ("train.py:41 in step\\x1b[31m",))]
 
 
 def test_the_counts_at_the_verdict_are_newer_than_the_last_tick(tmp_path: Path) -> None:
@@ -115,10 +115,8 @@ def test_the_counts_at_the_verdict_are_newer_than_the_last_tick(tmp_path: Path) 
         rows = [{"rank": 0, "where": "train epoch 0", "batches": 13, "steps": 12}]
         writer.line("verdict", verdict=example_traces.verdict(rows=rows))
         writer.save()
-    (tmp_path / "incident").mkdir()
-    (tmp_path / "incident" / "verdict.json").write_text(json.dumps(example_traces.verdict()))
-    counts = {"ranks": [{"rank": 1, "where": "train epoch 0", "batches": 14, "steps": 9}, {"rank": [], "batches": "x"}]}
-    (tmp_path / "incident" / "ranks.json").write_text(json.dumps(counts))
+    counted = [{"rank": 1, "where": "train epoch 0", "batches": 14, "steps": 9}, {"rank": [], "batches": "x"}]
+    (tmp_path / "incident.json").write_text(json.dumps({**example_traces.verdict(), "counted": counted}))
     trace = load(tmp_path)
     assert [(span.batches, span.steps) for rank in range(2) for span in only(trace, rank).spans] == [(13, 12), (14, 9)]
 
@@ -440,20 +438,11 @@ def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
     assert ["rank-00002.jsonl" in problem for problem in trace.problems] == [True]
 
 
-@pytest.mark.parametrize("linked", ["file", "directory"])
-def test_links_of_an_incident_are_not_followed(tmp_path: Path, linked: str) -> None:
+def test_the_link_of_an_incident_is_not_followed(tmp_path: Path) -> None:
     example_traces.uneven(tmp_path / "trace")
-    elsewhere, incident = tmp_path / "elsewhere", tmp_path / "trace" / "incident"
-    elsewhere.mkdir()
-    (elsewhere / "verdict.json").write_text(json.dumps(example_traces.verdict()))
-    (elsewhere / "stacks.txt").write_text("secret")
-    if linked == "directory":
-        incident.symlink_to(elsewhere)
-    else:
-        incident.mkdir()
-        (elsewhere / "verdict.json").rename(incident / "verdict.json")
-        (incident / "stacks.txt").symlink_to(elsewhere / "stacks.txt")
-    assert not any(each.stacks for each in load(tmp_path / "trace").incidents)
+    (tmp_path / "elsewhere").write_text(json.dumps(example_traces.verdict()))
+    (tmp_path / "trace" / "incident.json").symlink_to(tmp_path / "elsewhere")
+    assert load(tmp_path / "trace").incidents == []
 
 
 def test_a_rank_file_that_is_a_link_is_told_and_left(tmp_path: Path) -> None:
@@ -465,10 +454,9 @@ def test_a_rank_file_that_is_a_link_is_told_and_left(tmp_path: Path) -> None:
     assert trace.problems == [f"{tmp_path}/trace/rank-00001.jsonl: it is not a regular file"]
 
 
-@pytest.mark.parametrize("name", ["rank-00001.jsonl", "incident/verdict.json"])
+@pytest.mark.parametrize("name", ["rank-00001.jsonl", "incident.json"])
 def test_nobody_waits_for_a_pipe(tmp_path: Path, name: str) -> None:
     example_traces.healthy(tmp_path, ranks=1)
-    (tmp_path / name).parent.mkdir(exist_ok=True)
     os.mkfifo(tmp_path / name)
     found: list[Trace] = []
     reading = threading.Thread(target=lambda: found.append(load(tmp_path)), daemon=True)

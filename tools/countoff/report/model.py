@@ -363,11 +363,11 @@ class Incident:
 
     Attributes:
         verdict: The verdict, if the file has one.
-        stacks: The stacks of all ranks, as text; empty if there are none.
+        stacks: Where the main threads of ranks were: the ranks, their state, the frames; fewest ranks first.
     """
 
     verdict: Verdict | None = None
-    stacks: str = ""
+    stacks: list[tuple[tuple[int, ...], str, tuple[str, ...]]] = field(default_factory=list)
 
 
 @dataclass(slots=True)

@@ -10,17 +10,12 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-INCIDENT = "incident"
-"""The directory, in that of the trace, for what a verdict leaves behind."""
-VERDICT_FILE, STACKS_FILE, RANKS_FILE, ENVIRONMENT_FILE = (
-    "verdict.json",
-    "stacks.txt",
-    "ranks.json",
-    "environment.json",
-)
-"""The files in it: the verdict, the ranks' stacks, their last counts, and what the job ran with."""
+INCIDENT_FILE = "incident.json"
+"""What a verdict leaves behind, beside the files of ranks: the keys of the verdict file, and those below."""
+COUNTED, STACKS, ENVIRONMENT, WRITTEN_BY = "counted", "stacks", "environment", "written_by"
+"""Keys of the incident: the last counts of each rank, where the main threads of ranks were, and who has written it."""
 FLIGHT_RECORDER_FILE = "nccl_trace_rank_{}"
-"""The one that NCCL's flight recorder has dumped for a rank, under the name that torch's own tools expect."""
+"""What NCCL's flight recorder has dumped for a rank, under the name that torch's own tools expect."""
 TICK_SECONDS = 5.0
 """A rank writes a line `tick` at most as often."""
 SILENT_SECONDS = 3 * TICK_SECONDS

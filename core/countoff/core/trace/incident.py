@@ -1,6 +1,6 @@
 """The incident: what a verdict leaves in the directory of the trace, for a look at it afterwards.
 
-Rank 0 has the counts and the stacks of all ranks, and writes them. On a host where its file is not in the directory,
+Rank 0 has the counts and the stacks of all ranks, and writes it. On a host where its file is not in the directory,
 because hosts share no file system, the rank that prints the verdict whole writes what it knows.
 """
 
@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from countoff.core.ending import verdict_file
-from countoff.core.messages import clip, plain, ranks_by, runs_of
+from countoff.core.messages import clip, ranks_by
 from countoff.core.protocol.failures import Failure
 from countoff.core.protocol.records import Records
 from countoff.core.session.liveness import processes, stacks
@@ -46,7 +46,6 @@ _SECRET = ("KEY", "TOKEN", "SECRET", "PASS", "PWD", "CRED", "AUTH", "COOKIE", "W
 """A variable whose name has one of these words is not kept either."""
 _ADDRESS = re.compile(r"://.*@", re.DOTALL)
 """What may be an address with a user or a password in it; a variable with such a value is not kept either."""
-_STATES = {"loader": "in the loader", "collective": "in a collective", "code": "in code"}
 
 
 def post_stack(channel: Channel, rank: int, thread: int) -> dict[str, Any]:
@@ -109,49 +108,30 @@ def _cell(row: Mapping[str, Any], name: str) -> Any:
     return Failure.from_json(value).event if name == "failure" and value else value
 
 
-def write(
-    directory: str,
-    verdict: Verdict,
-    settings: Settings,
-    *,
-    rank: int,
-    versions: Mapping[str, str],
-    rows: Records,
-    found: Records,
-) -> None:
+def write(directory: str, verdict: Verdict, *, rank: int, rows: Records, found: Records) -> None:
     """Writes the incident.
 
     Args:
         directory: The directory of the trace.
         verdict: The verdict, with its table.
-        settings: The user's choices.
         rank: This rank.
-        versions: Versions of what computes, by package.
         rows: The rows of all ranks; empty where this rank has only the table's.
         found: What ranks have told of their main threads, by rank.
 
     Raises:
         OSError: If it cannot be written.
     """
-    place = os.path.join(directory, format.INCIDENT)
-    os.makedirs(place, exist_ok=True)
     counted = [rows[each] for each in sorted(rows)] or verdict.rows
-    counts = [{name: value for name in _COUNTED if (value := _cell(row, name)) not in (None, "")} for row in counted]
-    documents: dict[str, object] = {
-        format.VERDICT_FILE: verdict_file.document(verdict),
-        format.RANKS_FILE: {"world_size": verdict.world_size, "ranks": counts},
-        format.ENVIRONMENT_FILE: {
-            "rank": rank,
-            "host": socket.gethostname(),
-            "run": verdict_file.run(),
-            "versions": dict(versions),
-            "settings": settings.without_secrets(),
-            "environment": environment(os.environ),
-        },
+    document = {
+        **verdict_file.document(verdict),
+        format.COUNTED: [
+            {name: value for name in _COUNTED if (value := _cell(row, name)) not in (None, "")} for row in counted
+        ],
+        format.STACKS: grouped(found),
+        format.ENVIRONMENT: environment(os.environ),
+        format.WRITTEN_BY: {"rank": rank, "host": socket.gethostname()},
     }
-    for name, document in documents.items():
-        _write(place, name, rank, json.dumps(document, indent=2, default=str).encode() + b"\n")
-    _write(place, format.STACKS_FILE, rank, grouped(found).encode())
+    _write(directory, format.INCIDENT_FILE, rank, json.dumps(document, indent=2, default=str).encode() + b"\n")
 
 
 class FlightRecord:
@@ -184,9 +164,7 @@ class FlightRecord:
             from countoff.core.session.liveness import collectives  # imports torch: only where the job has
 
             if record := collectives.flight_record():
-                place = os.path.join(self._directory, format.INCIDENT)
-                os.makedirs(place, exist_ok=True)
-                _write(place, format.FLIGHT_RECORDER_FILE.format(self._rank), self._rank, record)
+                _write(self._directory, format.FLIGHT_RECORDER_FILE.format(self._rank), self._rank, record)
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
@@ -205,19 +183,14 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def grouped(found: Records) -> str:
-    """The stacks as text, equal ones once, those of the fewest ranks first.
+def grouped(found: Records) -> list[dict[str, Any]]:
+    """The stacks, equal ones once, those of the fewest ranks first.
 
     Args:
         found: What ranks have told of their main threads, by rank.
     """
     told = {rank: (str(each.get("state", "")), tuple(map(str, each.get("frames", ())))) for rank, each in found.items()}
-    texts = ["Where the main thread of each rank was, the innermost frame first.\n"]
-    for (state, frames), ranks in ranks_by(told):
-        runs = ", ".join(f"{first}–{last}" if last > first else f"{first}" for first, last in runs_of(ranks))
-        head = f"rank{'' if len(ranks) == 1 else 's'} {runs}, {_STATES.get(state, plain(state))}:"
-        texts.append("\n".join([head, *(f"  {plain(frame)}" for frame in frames or ("(no Python frame)",))]) + "\n")
-    return "\n".join(texts)
+    return [{"ranks": ranks, "state": state, "frames": frames} for (state, frames), ranks in ranks_by(told)]
 
 
 def _write(directory: str, name: str, rank: int, content: bytes) -> None:

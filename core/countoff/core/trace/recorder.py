@@ -266,15 +266,7 @@ class Recorder(Listener):
 
         def write() -> list[Line]:
             if whole and not incident.is_others(directory, state.rank, state.ranks[0], verdict):
-                incident.write(
-                    directory,
-                    verdict,
-                    state.settings,
-                    rank=state.rank,
-                    versions=self._versions,
-                    rows=self._rows,
-                    found=found,
-                )
+                incident.write(directory, verdict, rank=state.rank, rows=self._rows, found=found)
             self._flight_record = incident.FlightRecord(directory, state.rank)
             return []
 

@@ -232,11 +232,11 @@ def _rates(run: Run) -> Fact:
 def _stacks(trace: Trace, run: Run) -> Fact:
     """The stacks of a run; where its ranks have recorded none, those that the verdict has left beside the trace."""
     found = stacks_of(run)
+    if not found and run is trace.runs[-1]:
+        found = [group for incident in trace.incidents for group in incident.stacks]
     value = [{"ranks": ranks, "state": state, "frames": frames} for ranks, state, frames in found]
     parts: list[Part] = [
         Stack(frames or ["no stack: it could not be had"], f"{names_of(ranks)}{f': {state}' if state else ''}")
         for ranks, state, frames in found
     ]
-    if not found and run is trace.runs[-1]:
-        parts = [Stack(incident.stacks.splitlines()) for incident in trace.incidents if incident.stacks]
     return Fact("stacks", value, parts, "Stacks")

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from countoff.core import formats
 from countoff.core.checks.stalled import STALLED
 from countoff.core.messages import plain
-from countoff.core.trace.format import INCIDENT, RANKS_FILE, STACKS_FILE, VERDICT_FILE, parse_name
+from countoff.core.trace.format import COUNTED, INCIDENT_FILE, STACKS, parse_name
 from countoff.report.model import Incident, Run, Trace
 from countoff.report.reader.kinds import take_last_counts
 from countoff.report.reader.processes import share_clocks
@@ -22,8 +22,8 @@ from countoff.report.reader.runs import runs_of
 _MOST_RECORDS, _FEWEST_PER_RANK, _MOST_PER_RANK = 400_000, 100, 20_000
 """Ticks that are kept: of all ranks together, and of each rank at least and at most. As many spans are kept."""
 _CHUNK_BYTES = 1 << 20
-_FILE_BYTES = 1 << 24
-"""What is read of a file of an incident, which has a few lines per rank."""
+_INCIDENT_BYTES = 1 << 27
+"""The size of an incident that is read. It has a few lines per rank."""
 
 
 def read(directories: Sequence[str]) -> Trace:
@@ -83,22 +83,23 @@ class Reader:
 
     def _incident(self, directory: str) -> Incident | None:
         """What a verdict has left in a directory, beside the files of ranks."""
-        place = os.path.join(directory, INCIDENT)
-        if os.path.islink(place):
+        path = os.path.join(directory, INCIDENT_FILE)
+        found = Record.parse(_start_of(path))
+        if found is None:
             return None
-        verdict = Record.parse(_start_of(os.path.join(place, VERDICT_FILE)))
-        if verdict is None:
+        if why := formats.beyond(found.count("format"), formats.VERDICT_FILE):
+            self._trace.problems.append(f"{plain(path)}: {why}")
             return None
-        if why := formats.beyond(verdict.count("format"), formats.VERDICT_FILE):
-            self._trace.problems.append(f"{plain(os.path.join(place, VERDICT_FILE))}: {why}")
-            return None
-        counts = Record.parse(_start_of(os.path.join(place, RANKS_FILE))) or Record({})
-        rows = {row.get("rank"): row for row in counts.rows("ranks", MOST_RANKS)}
+        rows = {row.get("rank"): row for row in found.rows(COUNTED, MOST_RANKS)}
         for rank, fit in self._trace.runs[-1].fits.items() if self._trace.runs else ():
             if rank in rows and fit.verdict and fit.directory == directory:
                 take_last_counts(fit, [rows[rank]])
-        stacks = _start_of(os.path.join(place, STACKS_FILE)).decode("utf-8", "replace")
-        return Incident(verdict.verdict(0.0), "\n".join(plain(line) for line in stacks.splitlines()))
+        stacks = [
+            (ranks, each.text("state"), each.texts("frames"))
+            for each in found.records(STACKS, MOST_RANKS)
+            if (ranks := each.ranks("ranks"))
+        ]
+        return Incident(found.verdict(0.0), stacks)
 
     def _files(self, directory: str) -> Iterator[tuple[str, int, str]]:
         """The files of ranks in a directory, each with its directory and rank, in the order in which to read them."""
@@ -159,6 +160,6 @@ def _regular(status: os.stat_result) -> os.stat_result:
 def _start_of(path: str) -> bytes:
     try:
         with open(path, "rb", opener=_open_regular) as file:
-            return file.read(_FILE_BYTES)
+            return file.read(_INCIDENT_BYTES)
     except OSError:
         return b""

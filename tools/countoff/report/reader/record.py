@@ -122,6 +122,10 @@ class Record:
         value = self._values.get(key)
         return Record(value) if isinstance(value, dict) else None
 
+    def records(self, key: str, most: int = MOST_ENTRIES) -> list[Record]:
+        """The objects of a list."""
+        return [Record(each) for each in self._entries(key, most) if isinstance(each, dict)]
+
     def verdict(self, time: float) -> Verdict | None:
         """The record itself as a verdict, as `Verdict.to_dict` has written it.
 

@@ -26,8 +26,6 @@ class ConfiguredSchedule:
             has ``none`` and stops.
         falls_below_zero: Steps after the horizon at which it is negative, where it falls on, at least 1.
         cuts_warmup: Whether a warm-up that is longer than the horizon ends there.
-        decay_part: The decay as a fraction of the horizon, which the framework cuts if the warm-up leaves fewer steps;
-            None if it is as long as they are.
         may_be_held: Whether a run may be meant to go on at the lowest rate.
         divides_by_zero: Whether the framework stops where the warm-up is as long as the run.
         linear_warmup: Whether the rate rises in a straight line from 0.
@@ -52,7 +50,6 @@ class ConfiguredSchedule:
     beyond: Literal["held", "falls", "rises", "none"] = "held"
     falls_below_zero: int = 1
     cuts_warmup: bool = False
-    decay_part: float | None = None
     may_be_held: bool = False
     divides_by_zero: bool = False
     linear_warmup: bool = True

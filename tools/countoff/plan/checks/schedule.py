@@ -37,7 +37,6 @@ def check_schedule(job: Job, steps: int | None, plan: RunPlan | None = None) -> 
         yield from _check_held(job, schedule, ending, steps, plan)
     else:
         yield from _check_horizon(job, schedule, ending, steps, plan)
-    yield from _check_cut_decay(job, schedule, ending)
     if schedule.phases is not None and ending.warmup < steps:
         yield from _check_phases(schedule, ending, steps)
 
@@ -187,21 +186,6 @@ def _check_phases(schedule: ConfiguredSchedule, ending: Ending, steps: int) -> I
             f"num_decay_steps to at most {steps - ending.warmup:,}"
         )
         yield ConfigIssue("silent", "horizon", text)
-
-
-def _check_cut_decay(job: Job, schedule: ConfiguredSchedule, ending: Ending) -> Iterator[ConfigIssue]:
-    """Yields the issue of a decay that is made shorter, because the warm-up leaves fewer steps."""
-    part, left = schedule.decay_part, ending.at - ending.warmup
-    if part is None or not 0 < part <= 1:
-        return
-    decay = round(ending.at * part)
-    if 0 < left < decay:  # a warm-up that leaves nothing is an issue of its own
-        text = (
-            f"lr_scheduler.decay_ratio is {part:g}, which is {decay:,} of {ending.at:,} steps, and "
-            f"{job.stated('warmup_steps', ending.warmup)}: TorchTitan cuts the decay to the {left:,} steps that "
-            f"are left, and only its log says so"
-        )
-        yield ConfigIssue("note", "override", text)
 
 
 def _counted_in_another_unit(job: Job, ending: Ending, steps: int, plan: RunPlan) -> str | None:

@@ -113,7 +113,6 @@ def schedule_of(fields: Fields) -> ConfiguredSchedule:
         beyond=beyond,
         falls_below_zero=math.floor(below_zero * decay) + 2,
         cuts_warmup=True,
-        decay_part=ratio,
     )
 
 

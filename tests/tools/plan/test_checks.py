@@ -274,11 +274,12 @@ def test_a_deepspeed_warm_up_that_is_too_long_is_found(
     [
         (
             200,
-            "2 times the 100 steps of the run: that counts the batches of a rank, and the schedule is stepped once per",
+            "is 200, and 200 is the number of batches of the run: optimizer steps × 2, the gradient accumulation; the "
+            "schedule is stepped once per step, so the run ends at 0.5 of the schedule",
         ),
         (199, "so the run ends at 0.503 of the schedule; set scheduler.params.total_num_steps to 100"),
-        (800, "8 times the 100 steps of the run: that counts the batches of all data ranks together"),
-        (400, "4 times the 100 steps of the run: that counts the steps of all data ranks together"),
+        (800, "800 is the number of batches that one process alone would need: optimizer steps × 2 × 4; the schedule"),
+        (400, "the number of optimizer steps that one process alone would need: those of the run × 4; the schedule"),
         (300, ""),
         (100, ""),
     ],
@@ -303,7 +304,7 @@ def test_a_longer_torchtitan_horizon_is_no_fault(tmp_path: Path) -> None:
     # 2 batches per step on 16 data ranks: with twice the steps, the run may be meant to end early.
     issues = titan(tmp_path, world_size=16, schedule="total_steps = 200")
     assert faults(issues) == []
-    assert "2 times the 100 steps of the run: that counts the batches of a rank" in issues[0].text
+    assert "200 is the number of batches of the run: optimizer steps × 2, the gradient accumulation" in issues[0].text
 
 
 def test_shares_of_a_dataset_that_differ_by_a_batch_are_found() -> None:

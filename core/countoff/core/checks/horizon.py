@@ -22,6 +22,7 @@ __all__ = [
     "Horizon",
     "RunLength",
     "Stepping",
+    "numbers_of",
     "run_out",
     "wrong_horizon",
 ]
@@ -360,7 +361,7 @@ def _causes(horizon: Horizon, run: RunLength, total: int) -> Iterator[_Cause]:
     if _is_displaced(horizon, run, total):
         steps, done = horizon.before
         yield _Cause(f"The schedule has made {_steps(done)} after {steps:,} optimizer steps of the run.")
-    for number, what, certainty in _numbers_of(run, total):
+    for number, what, certainty in numbers_of(run, total):
         for factor in (1,) if pace <= 1 else (1, pace):
             count = math.ceil(number * factor)
             if _near(made_for, count, run) and not _near(count, calls, run):
@@ -379,8 +380,8 @@ def _is_displaced(horizon: Horizon, run: RunLength, total: int) -> bool:
     return steps > 0 and abs(calls - steps * horizon.pace) > max(run.slack, _EARLY * total) * max(1, horizon.pace)
 
 
-def _numbers_of(run: RunLength, steps: int) -> Iterator[tuple[int, str, _Certainty]]:
-    """Yields the numbers for which a schedule is made by mistake."""
+def numbers_of(run: RunLength, steps: int) -> Iterator[tuple[int, str, _Certainty]]:
+    """Yields the numbers for which a schedule is made by mistake in a run of so many optimizer steps."""
     accumulation, processes = run.gradient_accumulation_steps, run.processes
     yield steps, "optimizer steps of the run", "certain"
     if run.epochs:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from countoff.core.arithmetic.schedules import Ending
+from countoff.core.checks.horizon import RunLength, numbers_of
 from countoff.plan.issues import ConfigIssue
 from countoff.plan.job import Job, RunPlan
 from countoff.plan.schedules import ConfiguredSchedule
@@ -190,20 +191,14 @@ def _check_phases(schedule: ConfiguredSchedule, ending: Ending, steps: int) -> I
 
 def _counted_in_another_unit(job: Job, ending: Ending, steps: int, plan: RunPlan) -> str | None:
     """Returns the text of an issue if the horizon is a multiple of the run, as when it was counted in batches."""
-    accumulation, degree = plan.gradient_accumulation_steps, plan.ranks.dp_degree
-    key, horizon = job.key("horizon_steps"), ending.at
-    units = (
-        (accumulation, "the batches of a rank"),
-        (accumulation * degree, "the batches of all data ranks together"),
-        (degree, "the steps of all data ranks together"),
-    )
-    for factor, unit in units:
-        # The configured number may have been rounded to whole batches, so less than one factor away is a match.
-        if factor > 1 and 0 <= steps * factor - horizon < factor:
+    key, horizon, accumulation = job.key("horizon_steps"), ending.at, plan.gradient_accumulation_steps
+    run = RunLength(gradient_accumulation_steps=accumulation, processes=plan.ranks.dp_degree)
+    for number, what, _ in numbers_of(run, steps):
+        # The configured number may have been rounded to whole batches, so less than one step away is a match.
+        if number > steps and 0 <= number - horizon < number // steps:
             return (
-                f"{key} is {horizon:,}, {factor:,} times the {steps:,} steps of the run: that counts {unit}, and the "
-                f"schedule is stepped once per step, so the run ends at {steps / horizon:.3g} of the schedule; set "
-                f"{key} to {steps:,}"
+                f"{key} is {horizon:,}, and {number:,} is the number of {what}; the schedule is stepped once per step, "
+                f"so the run ends at {steps / horizon:.3g} of the schedule; set {key} to {steps:,}"
             )
     return None
 

@@ -120,7 +120,7 @@ def grown(ranks: int, batch_seconds: float) -> Credits:
     credits = Credits(0, constants.LOOKAHEAD, ranks=ranks)
     for now in (batch * batch_seconds for batch in range(100)):
         for credit in credits.fetched(now):
-            credits.receive(cast(AddOne, credit).entry, now)
+            credits.receive(cast(AddOne, credit).entry)
     return credits
 
 

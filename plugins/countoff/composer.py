@@ -107,7 +107,7 @@ class Countoff(Options, Callback):
     def eval_batch_start(self, state: State, logger: Logger) -> None:
         """Counts a batch of the evaluation."""
         if self._fit is not None:
-            self._fit.eval_batch_start(state)
+            self._fit.eval_batch_start()
 
     def eval_end(self, state: State, logger: Logger) -> None:
         """Closes the evaluation, and logs once how much it has read."""

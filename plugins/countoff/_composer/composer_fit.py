@@ -199,7 +199,7 @@ class ComposerFit:
         """Opens an evaluation, and sets its length if that is wanted and proven on all ranks alike."""
         self.evaluations.start(state, may_correct=self._may_correct("evaluations"))
 
-    def eval_batch_start(self, state: Any) -> None:
+    def eval_batch_start(self) -> None:
         """Counts a batch of an evaluation."""
         self.guard.batch()
         if self.guard.batches == 1:

@@ -113,7 +113,7 @@ def test_a_rank_that_leaves_alone_is_named(epochs, lookahead, leaves, seed):
 
 def granted(credits: Credits, block: int, size: int) -> list[Action]:
     """What a rank does when it receives a grant."""
-    return credits.receive({"type": "grant", "block": block, "size": size}, 0.0)
+    return credits.receive({"type": "grant", "block": block, "size": size})
 
 
 def test_blocks_grow_where_the_store_is_slow():
@@ -152,7 +152,7 @@ def train(
     def receive_grants() -> None:
         while due and due[0][0] <= now:
             at, entry = due.popleft()
-            carry_out(credits.receive(entry, at), at)
+            carry_out(credits.receive(entry), at)
 
     while given < batches:
         while credits.ready - given < credits.lookahead:
@@ -207,7 +207,7 @@ def test_blocks_grow_by_one_doubling_at_a_time():
         for action in credits.fetched(batch * 0.01):
             assert isinstance(action, AddOne)
             sizes.append(action.entry["size"])
-            credits.receive(action.entry, batch * 0.01)
+            credits.receive(action.entry)
     assert sizes[:8] == [2, 2, 2, 2, 4, 8, 16, 16]
 
 
@@ -279,10 +279,10 @@ def test_the_next_pass_begins_with_blocks_as_large_as_the_last_ones(monkeypatch:
     sizes: dict[int, list[int]] = {}
     added, receive = Credits.added, Credits.receive
 
-    def note(credits: Credits, entry: Mapping[str, Any], now: float) -> list[Action]:
+    def note(credits: Credits, entry: Mapping[str, Any]) -> list[Action]:
         if entry["type"] == "grant":
             sizes.setdefault(entry["opened"], []).append(entry["size"])
-        return receive(credits, entry, now)
+        return receive(credits, entry)
 
     monkeypatch.setattr(Credits, "added", lambda credits, seconds: added(credits, 1e9))
     monkeypatch.setattr(Credits, "receive", note)
@@ -313,7 +313,7 @@ def test_a_known_end_needs_no_credits():
     credits = Credits.known(3, 5)
     assert (credits.lookahead, credits.granted, credits.total) == (0, 5, 5)
     assert [credits.fetched(0.0) for _ in range(5)] == [[]] * 5
-    assert credits.ended(0.0) == []
+    assert credits.ended() == []
 
 
 def test_a_batch_of_a_block_that_is_not_whole_cannot_come():
@@ -322,5 +322,5 @@ def test_a_batch_of_a_block_that_is_not_whole_cannot_come():
     for _ in range(3):
         credits.fetched(0.0)
     assert [credits.can_come(batch) for batch in (1, 2, 3, 4)] == [True, True, False, False]
-    credits.receive({"type": "ends", "opened": 3, "at": 3}, 0.0)
+    credits.receive({"type": "ends", "opened": 3, "at": 3})
     assert [credits.can_come(batch) for batch in (2, 3, 4)] == [True, True, False]

@@ -119,30 +119,25 @@ class Credits:
         """
         self.ready += 1
         self._measure(now)
-        return self._due(now)
+        return self._due()
 
-    def ended(self, now: float) -> list[Action]:
-        """This rank's loader has ended, for the first time in this span.
-
-        Args:
-            now: The time, in seconds of any clock.
-        """
+    def ended(self) -> list[Action]:
+        """This rank's loader has ended, for the first time in this span."""
         self.own_end = end = self.ready
         if self.total is not None:
             return []
         if self._lowest is not None and self._lowest <= end:
-            return self._due(now)
+            return self._due()
         self._lowest = end
-        return [WriteEntry({"type": "ends", "opened": self.opened, "at": end}), *self._due(now)]
+        return [WriteEntry({"type": "ends", "opened": self.opened, "at": end}), *self._due()]
 
     # Events from other ranks.
 
-    def receive(self, entry: Mapping[str, Any], now: float) -> list[Action]:
+    def receive(self, entry: Mapping[str, Any]) -> list[Action]:
         """Receives an entry of the log about this span.
 
         Args:
             entry: The entry.
-            now: The time, in seconds of any clock.
 
         Raises:
             KeyError, TypeError, ValueError: If it is not an entry that countoff writes.
@@ -159,7 +154,7 @@ class Credits:
             at = parse_count(entry["at"])
             if self.total is None:
                 self.total = self.granted = at
-        return self._due(now)
+        return self._due()
 
     def added(self, seconds: float) -> None:
         """This rank has added 1 to a counter.
@@ -199,7 +194,7 @@ class Credits:
         if size > self._first_block and self._ahead:
             self.lookahead = max(self.lookahead, 2 * size)
 
-    def _due(self, now: float) -> list[Action]:
+    def _due(self) -> list[Action]:
         """The counters to which this rank has to add 1, now that it has fetched, heard or been told something."""
         actions: list[Action] = []
         if self.total is not None:
@@ -209,7 +204,7 @@ class Credits:
             border = self._borders[place]
             if border > held or (self._lowest is not None and border > self._lowest):
                 break
-            actions.append(self._credit(now))
+            actions.append(self._credit())
         end = min(self._ends, default=None)  # those in the log, so that every rank knows of each counter that begins
         if end is not None and self.ready >= end and self._offered != end:
             self._offered = end
@@ -217,7 +212,7 @@ class Credits:
             actions.append(AddOne(self.opened, self._key(f"end/{end}"), entry))
         return actions
 
-    def _credit(self, now: float) -> AddOne:
+    def _credit(self) -> AddOne:
         number, self._credited = self._credited, self._credited + 1
         size = self.size
         if size * self._batch_seconds < max(self.host_seconds / _HOST_SHARE, self._answer_seconds / _ANSWER_SHARE):

@@ -349,7 +349,7 @@ class State:
         with self.lock:
             span.credits, span.resumed_at = credits, span.started
             for entry in self._early.pop(span.opened, ()):
-                self._act(credits.receive(entry, time.monotonic()))
+                self._act(credits.receive(entry))
 
     def end_credits(self) -> None:
         """Lets passes that are still open go on alone: from here on, nobody hears of the other ranks."""
@@ -366,7 +366,7 @@ class State:
     def loader_ended(self, credits: Credits) -> None:
         """This rank's loader has ended for the first time in a span that has credits."""
         with self.lock:
-            self._act(credits.ended(time.monotonic()))
+            self._act(credits.ended())
 
     def announcement(self, counters: SpanCounters) -> dict[str, Any]:
         """The log's entry that announces with which batch this rank will close a span."""
@@ -488,7 +488,7 @@ class State:
     def _receive_credits(self, opened: int, entry: Mapping[str, Any]) -> None:
         span = next((span for span in self.spans if span.opened == opened), None)
         if span is not None and span.credits is not None:
-            self._act(span.credits.receive(entry, time.monotonic()))
+            self._act(span.credits.receive(entry))
         elif span is not None or self.log.next <= opened < self.log.next + _EARLY_SPANS:
             self._early.setdefault(opened, []).append(entry)
 

@@ -284,7 +284,7 @@ def test_nothing_of_an_even_span_stays_in_the_store() -> None:
     ranks.count_off(FitPlan(), FitPlan())
     credits = Credits(1, 4)
     for index, entry in enumerate(({"type": "ends", "at": 9}, {"type": "stop", "at": 9}), start=20):
-        credits.receive(entry, 0.0)
+        credits.receive(entry)
         ranks.store.set(f"log/{index}", entry)
     for key in ("even/1/0", "even/1/1", "even/1/end/9"):
         ranks.store.add(key, 1)

@@ -43,7 +43,7 @@ def read(data: Mapping[str, Any]) -> Job:
         {**fields.counts(_MESH), "dp": -1},
         # A sample that is not packed has at most this many tokens.
         sequence_length=fields.count("sequence_length", _LENGTH) if packed else None,
-        schedule=read_schedule(fields, run, read_deepspeed(fields), thirds=True),
+        schedule=read_schedule(fields, read_deepspeed(fields), thirds=True),
         **run,
     )
 

@@ -60,7 +60,7 @@ def read(data: Mapping[str, Any]) -> Job:
         "accelerate",
         {"dp_shard": -1, "tp": tensor_parallel},
         sequence_length=tokens,
-        schedule=read_schedule(fields, run, theirs),
+        schedule=read_schedule(fields, theirs),
         **run,
     )
 
@@ -91,9 +91,7 @@ def read_run(fields: Fields) -> dict[str, Any]:
     }
 
 
-def read_schedule(
-    fields: Fields, run: Mapping[str, Any], theirs: Fields, *, thirds: bool = False
-) -> ConfiguredSchedule | None:
+def read_schedule(fields: Fields, theirs: Fields, *, thirds: bool = False) -> ConfiguredSchedule | None:
     """Returns the learning-rate schedule of a Trainer.
 
     None if it depends on the loss, the Trainer refuses it, or a scheduler of DeepSpeed's takes its place
@@ -101,7 +99,6 @@ def read_schedule(
 
     Args:
         fields: The arguments.
-        run: What ``read_run`` returned for them.
         theirs: What ``read_deepspeed`` returned for them.
         thirds: Whether ``warmup_stable_decay`` has LLaMA-Factory's defaults.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -26,7 +26,6 @@ from torch.utils.data.distributed import DistributedSampler
 from countoff._adapter.dealt_streams import sampler_of, stream_facts
 from countoff._adapter.torch_facts import is_data_loader, iterates_as_torch, of_library, reported_length
 from countoff.core.checks.data import UNKNOWN, DataIdentity, Sampling
-from countoff.core.data.fingerprint import Begun, begin_fingerprint
 from countoff.core.data.plain import attribute_of
 
 __all__ = [
@@ -36,7 +35,6 @@ __all__ = [
     "known_length",
     "samplers_of",
     "sampling_of",
-    "take_fingerprint",
     "torchdata_classes",
 ]
 
@@ -56,19 +54,8 @@ def fingerprint_batch(data: DataIdentity, batch: Any, loader: Any) -> None:
         batch: The batch as the loader handed it out.
         loader: The loader.
     """
-    take_fingerprint(data, lambda: begin_fingerprint(batch), loader)
-
-
-def take_fingerprint(data: DataIdentity, begin: Callable[[], Begun | None], loader: Any) -> None:
-    """Does the same with a fingerprint that may have been begun before.
-
-    Args:
-        data: The guard's `data`.
-        begin: Returns what `begin_fingerprint` has returned.
-        loader: The loader.
-    """
     sampling = sampling_of(loader, dp_rank=data.dp_rank, dp_degree=data.dp_degree)
-    data.take(begin, sampling, functools.partial(stream_facts, loader, data))
+    data.read(batch, sampling, functools.partial(stream_facts, loader, data))
 
 
 def sampling_of(loader: Any, *, dp_rank: int, dp_degree: int) -> Sampling:

@@ -223,21 +223,6 @@ class DataIdentity(Check):
             sampling: What the loader's sampler tells.
             stream: Returns what is known of the stream that the framework deals out; None where it deals out none.
         """
-        self.take(lambda: begin_fingerprint(batch), sampling, stream)
-
-    def take(
-        self,
-        begin: Callable[[], Begun | None],
-        sampling: Sampling = UNKNOWN,
-        stream: Callable[[], StreamFacts | None] | None = None,
-    ) -> None:
-        """Takes the fingerprint of a batch as `read` does, where it may have been begun before.
-
-        Args:
-            begin: Returns what `begin_fingerprint` has returned.
-            sampling: What the loader's sampler tells.
-            stream: As for `read`.
-        """
         if not self.fingerprints_due:
             return
         if len(self._read) < constants.FINGERPRINT_BATCHES:
@@ -250,12 +235,12 @@ class DataIdentity(Check):
                 self.order = int(by), self._epoch, samples, int(seed)  # a loop may give them as numbers of numpy's
             else:
                 self.order = None
-            begun = begin() if sampling.comparable else None
+            begun = begin_fingerprint(batch) if sampling.comparable else None
             if not self._read:
                 self._workers = sampling.workers if 1 < sampling.workers <= _MOST_WORKERS else 0
             self._read.append(begun)
         else:
-            begun = begin() if self._batches_of_workers_due() else None
+            begun = begin_fingerprint(batch) if self._batches_of_workers_due() else None
         if self._batches_of_workers_due() and self._of_workers is not None:
             self._of_workers.append(begun)
         self._collect()

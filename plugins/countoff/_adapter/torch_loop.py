@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +25,7 @@ from countoff._adapter.torch_facts import (
     subgroup_of,
     versions,
 )
-from countoff._adapter.weakly import weakly
+from countoff._adapter.weakly import reference, weakly
 from countoff.core import LoaderFacts, Settings, SettingsError
 from countoff.core.arithmetic.totals import Totals
 
@@ -123,9 +122,9 @@ class TorchLoop(OwnLoop):
         source = self._source(loader)
         facts = self._facts(source)
         loop.fit.totals = Totals(facts, dp_degree=self._own.dp_degree)
-        reference = _reference(source)
-        loop.train_loader, loop.may_resume = reference, saves_state(source)
-        loop.length_now = lambda: known_length(reference())
+        of_source = reference(source)
+        loop.train_loader, loop.may_resume = of_source, saves_state(source)
+        loop.length_now = lambda: known_length(of_source())
         return facts
 
     def _begin_fit(self, loop: CountedLoop, loader: Any, facts: LoaderFacts, **known: Any) -> None:
@@ -153,14 +152,6 @@ class TorchLoop(OwnLoop):
             return facts
         # Nothing of lengths is proven where the loader shows another batch size.
         return replace(facts, batch_size=size, samples_per_rank=None, dataset_size=None, sampling="unknown")
-
-
-def _reference(source: Any) -> Callable[[], Any]:
-    """Returns a weak reference to a loader; what returns None for one that has no such, as a list."""
-    try:
-        return weakref.ref(source)
-    except TypeError:
-        return lambda: None
 
 
 def _listed(given: Any) -> list[Any]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
-__all__ = ["weakly"]
+__all__ = ["reference", "weakly"]
 
 
 def weakly(objects: Iterable[Any]) -> Callable[[], list[Any]]:
@@ -18,16 +17,13 @@ def weakly(objects: Iterable[Any]) -> Callable[[], list[Any]]:
     >>> weakly([len])() == [len]
     True
     """
-    references = [_reference(each) for each in objects]
+    references = [reference(each, each) for each in objects]
     return lambda: [found for each in references if (found := each()) is not None]
 
 
-def _reference(value: Any) -> Callable[[], Any]:
+def reference(value: Any, otherwise: Any = None) -> Callable[[], Any]:
+    """Returns a weak reference to an object; what returns `otherwise`, for one of a class without such, as a list."""
     try:
         return weakref.ref(value)
     except TypeError:
-        return functools.partial(_itself, value)
-
-
-def _itself(value: Any) -> Any:
-    return value
+        return lambda: otherwise

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch.utils.data.distributed import DistributedSampler
 from countoff._adapter.class_swap import own_class
 from countoff._adapter.mesh_position import loader_position
 from countoff._adapter.torch_facts import is_data_loader, loader_facts
+from countoff._adapter.weakly import reference
 from countoff.core import LoaderFacts
 from countoff.core.arithmetic.totals import evaluation_metrics
 
@@ -38,6 +38,11 @@ class ObservedLengths:
             self._lengths.setdefault(name, set()).add(length)
         self.known = {name: min(lengths) for name, lengths in self._lengths.items() if len(lengths) == 1}
 
+    def forget(self, name: int | str) -> None:
+        """Lets go of a loader's batches: another one has taken its place."""
+        self._lengths.pop(name, None)
+        self.known.pop(name, None)
+
 
 class EvaluationTotals:
     """The samples that the last pass of each evaluation has read.
@@ -55,7 +60,8 @@ class EvaluationTotals:
         self._dp_degree = dp_degree
         self._unnamed = unnamed
         self._found: dict[str, dict[str, float]] = {}
-        self._observed: dict[str, tuple[weakref.ref[Any], set[int]]] = {}
+        self._observed = ObservedLengths()
+        self._loaders: dict[str, Callable[[], Any]] = {}
 
     @property
     def metrics(self) -> Mapping[str, float]:
@@ -72,7 +78,10 @@ class EvaluationTotals:
         """
         self._found[name] = {}
         if batches is not None:
-            self._of(name, loader).add(batches)
+            if not self._observes(name, loader):
+                self._observed.forget(name)
+                self._loaders[name] = reference(loader)
+            self._observed.ended({name: batches})
         with contextlib.suppress(Exception):  # of the user's own loader and sampler
             if batches is not None and (facts := self._facts_of(loader)) is not None:
                 label = "" if name == self._unnamed else name
@@ -80,17 +89,11 @@ class EvaluationTotals:
 
     def observed_length(self, name: str, loader: Any) -> int | None:
         """Returns the batches that every whole pass over a loader has had; None if there is no such number."""
-        lengths = self._of(name, loader)
-        return min(lengths) if len(lengths) == 1 else None
+        return self._observed.known.get(name) if self._observes(name, loader) else None
 
-    def _of(self, name: str, loader: Any) -> set[int]:
-        """The lengths of the passes over a loader, of which none are kept if it cannot be held weakly, as a list."""
-        held, lengths = self._observed.get(name, (None, set[int]()))
-        if held is None or held() is not loader:
-            lengths = set()
-            with contextlib.suppress(TypeError):
-                self._observed[name] = weakref.ref(loader), lengths
-        return lengths
+    def _observes(self, name: str, loader: Any) -> bool:
+        """Whether what is observed of an evaluation is of this loader; it never is of one without weak references."""
+        return name in self._loaders and self._loaders[name]() is loader
 
 
 def evaluation_facts(loader: Any, *, dp_rank: int, dp_degree: int, **known: Any) -> LoaderFacts | None:

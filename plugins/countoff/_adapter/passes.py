@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 from countoff._adapter.held_batch import HeldBatch
-from countoff._adapter.iterator_proxy import IteratorProxy
 from countoff._adapter.sampling import fingerprint_batch
 from countoff.core import DivergenceError, Guard, Verdict
 from countoff.core.protocol.counters import SpanCounters
@@ -256,10 +255,11 @@ class Passes:
                     self.guard.compare_spans(True)
 
 
-class _Pass(IteratorProxy):
-    """The iterator of one pass over a loader, in the place of the loader's own one.
+class _Pass:
+    """The iterator of one pass over a loader, in the place of the loader's own one, which does all else that it can do.
 
-    Python looks up each attribute of a proxy the long way, so all that a batch needs is elsewhere.
+    Python looks up each attribute of a proxy the long way, so all that a batch needs is elsewhere. Names with two
+    underscores hide no attribute of the loader's own iterator.
 
     Args:
         batches: The loader's own iterator.
@@ -267,10 +267,12 @@ class _Pass(IteratorProxy):
     """
 
     def __init__(self, batches: Iterator[Any], count: Count) -> None:
-        super().__init__(batches)
         self.__own = batches
         self.__count = count
         self.__take = count.take
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
 
     def __next__(self) -> Any:
         return self.__take()
@@ -283,6 +285,18 @@ class _Pass(IteratorProxy):
 
     def __del__(self) -> None:
         self.__count.drop()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_Pass__"):
+            raise AttributeError(name)
+        return getattr(self.__own, name)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.__own.__reduce_ex__(protocol)
+
+    @property  # what `isinstance` and the user's code see
+    def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return type(self.__own)
 
 
 class _SizedPass(_Pass):

@@ -142,6 +142,18 @@ def of_library(defined: Any, *packages: str) -> bool:
     return str(getattr(defined, "__module__", "")).partition(".")[0] in (packages or _LIBRARIES)
 
 
+def has_library_methods(value: Any, names: Iterable[str], *packages: str) -> bool:
+    """Returns whether an object's class has all these methods and properties, and `of_library` holds for each of them.
+
+    Args:
+        value: The object.
+        names: The names of the methods and the properties.
+        packages: As for `of_library`.
+    """
+    defined = [getattr(type(value), name, None) for name in names]
+    return all(of_library(getattr(each, "fget", each), *packages) for each in defined)
+
+
 def _is_number(batch_size: Any) -> bool:
     """Whether a batch size is one: a batch sampler of the user's own may hold anything."""
     return type(batch_size) is int and batch_size > 0

@@ -12,7 +12,7 @@ from typing import Any
 from composer.loggers import ConsoleLogger, ProgressBarLogger
 
 from countoff._adapter.hooks import MethodHook
-from countoff._adapter.torch_facts import of_library
+from countoff._adapter.torch_facts import has_library_methods
 
 __all__ = ["log", "show", "show_in_console"]
 
@@ -35,11 +35,11 @@ def log(state: Any, logger: Any, numbers: Mapping[str, float], words: str = "") 
     """
     line: Any = {"countoff/totals": words.replace("\n", " ")}  # a text, which the console writes as any value
     for destination in logger.destinations if numbers else ():
-        if not _as_composer(destination, ("log_metrics",)):
+        if not has_library_methods(destination, ["log_metrics"], "composer"):
             continue  # a user's own may know with what it is called, and raise
         if not isinstance(destination, ConsoleLogger):
             destination.log_metrics(dict(numbers), int(state.timestamp.batch))
-        elif words and _as_composer(destination, ("log_to_console",)):
+        elif words and has_library_methods(destination, ["log_to_console"], "composer"):
             destination.log_metrics(line)
 
 
@@ -52,7 +52,7 @@ def show(state: Any, batches: int | None, *, train: bool) -> None:
         train: Whether it is a train epoch.
     """
     for each in state.callbacks if batches is not None else ():
-        if isinstance(each, ProgressBarLogger) and _as_composer(each, _BAR):
+        if isinstance(each, ProgressBarLogger) and has_library_methods(each, _BAR, "composer"):
             of = each.train_pbar if train else each.eval_pbar
             if of is None or (train and of.timestamp_key != "batch_in_epoch"):  # one of the whole run
                 continue
@@ -73,7 +73,8 @@ def show_in_console(state: Any, length: Callable[[bool], int | None]) -> Callabl
     def write(method: Callable[..., Any], data: Any, state: Any, prefix: str = "", is_train: bool = True) -> None:
         method(data, _Shown.of(state, length(is_train)), prefix, is_train)
 
-    consoles = [each for each in state.callbacks if isinstance(each, ConsoleLogger) and _as_composer(each, _CONSOLE)]
+    consoles = [each for each in state.callbacks if isinstance(each, ConsoleLogger)]
+    consoles = [each for each in consoles if has_library_methods(each, _CONSOLE, "composer")]
     hooks = [MethodHook(each, "log_to_console", instead=write) for each in consoles]
 
     def end() -> None:
@@ -98,8 +99,3 @@ class _Shown:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._state, name)
-
-
-def _as_composer(logger: Any, methods: tuple[str, ...]) -> bool:
-    """Returns whether a logger has these methods of Composer's own class."""
-    return all(of_library(getattr(type(logger), name, None), "composer") for name in methods)

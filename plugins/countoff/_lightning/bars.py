@@ -10,7 +10,7 @@ import contextlib
 import math
 from typing import Any
 
-from countoff._adapter.torch_facts import of_library
+from countoff._adapter.torch_facts import has_library_methods
 
 __all__ = ["give_back", "show"]
 
@@ -84,6 +84,5 @@ def _set(callback: Any, bar: Any, total: float | None) -> None:
 
 def _counts_as_lightning(callback: Any, kind: str) -> bool:
     """Returns whether a bar is one of Lightning's own classes, or counts its batches and its total as these do."""
-    names = ("is_enabled", *_COUNTING[kind])
-    defined = (getattr(type(callback), name.format(kind), None) for name in names)
-    return all(of_library(getattr(each, "fget", each), *_PACKAGES) for each in defined)
+    names = [name.format(kind) for name in ("is_enabled", *_COUNTING[kind])]
+    return has_library_methods(callback, names, *_PACKAGES)

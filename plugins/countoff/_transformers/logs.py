@@ -15,7 +15,7 @@ from transformers.trainer_callback import CallbackHandler
 
 from countoff._adapter.counted_loop import CountedLoop
 from countoff._adapter.hooks import SharedHooks
-from countoff._adapter.torch_facts import of_library
+from countoff._adapter.torch_facts import has_library_methods
 
 __all__ = ["TrainerLogs"]
 
@@ -69,7 +69,8 @@ class TrainerLogs:
         if plan is None or plan.total_steps is None or not self._belongs_to(handler) or not self._knows_steps:
             return
         for callback in handler.callbacks:
-            bar = getattr(callback, "training_bar", None) if _draws_as_transformers(callback) else None
+            draws = isinstance(callback, ProgressCallback) and has_library_methods(callback, _COUNTING, "transformers")
+            bar = getattr(callback, "training_bar", None) if draws else None
             if bar is not None and bar.total is not None and bar.total > plan.total_steps:
                 bar.total = plan.total_steps
                 bar.refresh()
@@ -101,12 +102,6 @@ class TrainerLogs:
         plan, done = fit.totals.plan, fit.progress()
         right = plan.reported_batches_per_epoch == plan.batches_per_epoch
         return None if right or done is None else round(max(0, self._loop.passes.epoch - 1) + done, 4)
-
-
-def _draws_as_transformers(callback: Any) -> bool:
-    """Returns whether a callback draws the Trainer's bar, and counts in it as the class of transformers does."""
-    methods = (getattr(type(callback), name) for name in _COUNTING)
-    return isinstance(callback, ProgressCallback) and all(of_library(each, "transformers") for each in methods)
 
 
 def _log(method: Callable[..., Any], handler: Any, args: Any, state: Any, control: Any, logs: Any) -> Any:

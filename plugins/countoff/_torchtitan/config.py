@@ -49,6 +49,5 @@ def position_of(trainer: Any, job: Job, rank: int, world_size: int) -> tuple[int
 def wrong_horizons(job: Job, world_size: int) -> list[Verdict]:
     """Returns a warning about the first schedule of the config that does not fit the run, if there is one."""
     issues = check_job(job, world_size=world_size)
-    silent = [issue.text for issue in issues if issue.level == "silent" and issue.code in ("horizon", "warm-up")]
-    found = [text.rpartition("; ") for text in silent[:1]]  # what is wrong, and what to set
-    return [WRONG_HORIZON.found(f"{wrong}.", remedy=f"{remedy}.") for wrong, _, remedy in found]
+    found = [issue for issue in issues if issue.level == "silent" and issue.code in ("horizon", "warm-up")]
+    return [WRONG_HORIZON.found(f"{issue.wrong}.", remedy=f"{issue.remedy}.") for issue in found[:1]]

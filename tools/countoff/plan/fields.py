@@ -160,9 +160,9 @@ class Fields:
         found = self.raw(path)
         return None if found is None else str(found)
 
-    def note(self, code: str, text: str, level: Level = "note") -> None:
+    def note(self, code: str, wrong: str, level: Level = "note", remedy: str = "") -> None:
         """Adds an issue."""
-        self.issues.append(ConfigIssue(level, code, text))
+        self.issues.append(ConfigIssue(level, code, wrong, remedy))
 
     def raw(self, path: str) -> object:
         """Returns the value of a field, behind its references; None if it is not written."""

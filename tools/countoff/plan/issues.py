@@ -39,12 +39,24 @@ class ConfigIssue:
         level: ``silent``: the run goes on and is wrong; ``stops``: the run fails with an error; ``note``: worth
             knowing, no fault.
         code: The short name of its kind, by which it can be ignored.
-        text: What is wrong, with the numbers, and what to do; one line.
+        wrong: What is wrong, with the numbers.
+        remedy: What to do; empty where nothing is to be done, or that follows from what is wrong.
     """
 
     level: Level
     code: str
-    text: str
+    wrong: str
+    remedy: str = ""
+
+    @property
+    def text(self) -> str:
+        """What is wrong, and what to do; one line.
+
+        Example:
+            >>> ConfigIssue("silent", "horizon", "the decay ends early", "leave it out").text
+            'the decay ends early; leave it out'
+        """
+        return f"{self.wrong}; {self.remedy}" if self.remedy else self.wrong
 
     @property
     def line(self) -> str:

@@ -47,10 +47,10 @@ def _check_end_of_data(job: Job, ranks: RankMap) -> Iterator[ConfigIssue]:
     if job.data_ends and ranks.dp_degree > 1:
         text = (
             f"the data is read once, and {ranks.dp_degree} data ranks seldom have the same number of batches: the "
-            f"first rank without data exits with code 0, and the others fail in a collective; repeat the data "
-            f"(infinite=True), and end the run with {job.key('steps')}"
+            f"first rank without data exits with code 0, and the others fail in a collective"
         )
-        yield ConfigIssue("stops", "uneven", text)
+        remedy = f"repeat the data (infinite=True), and end the run with {job.key('steps')}"
+        yield ConfigIssue("stops", "uneven", text, remedy)
 
 
 def _check_uneven_shares(plan: RunPlan) -> Iterator[ConfigIssue]:
@@ -58,7 +58,7 @@ def _check_uneven_shares(plan: RunPlan) -> Iterator[ConfigIssue]:
         job, (fewest, most) = plan.job, plan.batches.uneven_batches
         text = (
             f"{job.key('dataset_size')} {job.dataset_size:,} in turns gives data ranks {fewest:,} to {most:,} batches: "
-            f"when the first has no more, the others wait in a collective; end every rank after {fewest:,} batches, or "
-            f"fill the shares up"
+            f"when the first has no more, the others wait in a collective"
         )
-        yield ConfigIssue("stops", "uneven", text)
+        remedy = f"end every rank after {fewest:,} batches, or fill the shares up"
+        yield ConfigIssue("stops", "uneven", text, remedy)

@@ -19,7 +19,7 @@ def check_length(plan: RunPlan) -> Iterator[ConfigIssue]:
     """
     job, batches = plan.job, plan.batches
     if batches.total_steps == 0:
-        yield ConfigIssue("silent", "length", _no_steps(plan))
+        yield _no_steps(plan)
     elif job.epochs is not None and batches.batches_per_epoch is None:
         text = f"{job.key('epochs')} is {counted(job.epochs, 'epoch')}, and nothing says how long one is"
         if batches.total_steps is not None:
@@ -36,17 +36,18 @@ def check_length(plan: RunPlan) -> Iterator[ConfigIssue]:
         yield ConfigIssue("note", "length", f"{lengths}: {first} ends the run, and {later} has no effect")
 
 
-def _no_steps(plan: RunPlan) -> str:
+def _no_steps(plan: RunPlan) -> ConfigIssue:
     job, degree = plan.job, plan.ranks.dp_degree
     size = job.dataset_size or 0
     fewest = size // degree if job.strided else -(-size // degree)
     why = f"{job.key('dataset_size')} {size:,} gives one of {degree:,} data ranks {counted(fewest, 'sample')}"
+    text = f"the run has 0 steps: {why}"
     if not fewest:
-        return f"the run has 0 steps: {why}; use fewer data ranks, or more data"
+        return ConfigIssue("silent", "length", text, "use fewer data ranks, or more data")
     no_batch = (
         f"a batch of fewer than {plan.batch_size:,} is dropped ({job.key('drop_last')})"
         if plan.batch_size
         else "no batch"
     )
     remedy = "make the batch smaller, use fewer data ranks, or keep short batches"
-    return f"the run has 0 steps: {why}, and {no_batch}; {remedy}"
+    return ConfigIssue("silent", "length", f"{text}, and {no_batch}", remedy)

@@ -30,7 +30,7 @@ def check_schedule(job: Job, steps: int | None, plan: RunPlan | None = None) -> 
     if steps is None:
         ending, fixed = schedule.in_run(1), schedule.horizon is not None and schedule.warmup_part is None
         if fixed and not schedule.may_be_held and ending.warmup >= ending.at:
-            yield ConfigIssue("silent", "warm-up", _longer_than_schedule(job, ending))
+            yield _longer_than_schedule(job, ending)
         return
     ending = schedule.in_run(steps)
     yield from _check_warmup(job, schedule, ending, steps)
@@ -56,33 +56,32 @@ def _check_warmup(job: Job, schedule: ConfiguredSchedule, ending: Ending, steps:
         yield ConfigIssue("stops", "warm-up", text)
         return
     if horizon <= warmup < steps and not schedule.cuts_warmup:
-        text = _longer_than_schedule(job, ending)
+        yield _longer_than_schedule(job, ending)
     else:
-        text = _as_long_as_run(job, schedule, ending, steps)
-    yield ConfigIssue("silent", "warm-up", text)
+        yield _as_long_as_run(job, schedule, ending, steps)
 
 
-def _longer_than_schedule(job: Job, ending: Ending) -> str:
+def _longer_than_schedule(job: Job, ending: Ending) -> ConfigIssue:
     key, horizon = job.key("warmup_steps"), ending.at
-    return (
+    text = (
         f"{job.stated('warmup_steps', ending.warmup)} and {job.stated('horizon_steps', horizon)}: the learning "
-        f"rate rises until the schedule ends, and no step is left for the decay; set {key} below "
-        f"{job.written('horizon_steps', horizon)}"
+        f"rate rises until the schedule ends, and no step is left for the decay"
     )
+    return ConfigIssue("silent", "warm-up", text, f"set {key} below {job.written('horizon_steps', horizon)}")
 
 
-def _as_long_as_run(job: Job, schedule: ConfiguredSchedule, ending: Ending, steps: int) -> str:
+def _as_long_as_run(job: Job, schedule: ConfiguredSchedule, ending: Ending, steps: int) -> ConfigIssue:
     key, warmup, part = job.key("warmup_steps"), ending.warmup, schedule.warmup_part
     stated = job.stated("warmup_steps", warmup) if part is None else f"{key} {part:g} gives {warmup:,} steps"
     lengths = f"{stated} and {_stated_length(job, steps)}"
     if schedule.cuts_warmup:
-        return (
-            f"{lengths}: TorchTitan cuts the warm-up to {min(warmup, ending.at):,} and the learning rate never "
-            f"decays; set {key} well below {job.key('steps' if job.steps is not None else 'epochs')}"
-        )
+        text = f"TorchTitan cuts the warm-up to {min(warmup, ending.at):,} and the learning rate never decays"
+        remedy = f"set {key} well below {job.key('steps' if job.steps is not None else 'epochs')}"
+        return ConfigIssue("silent", "warm-up", f"{lengths}: {text}", remedy)
     highest = f", to {(steps - 1) / warmup:.4g} of the configured one," if schedule.linear_warmup else ""
     smaller = job.written("steps", steps) if part is None else f"{part:g}"
-    return f"{lengths}: the learning rate only rises{highest} and never decays; set {key} below {smaller}"
+    text = f"{lengths}: the learning rate only rises{highest} and never decays"
+    return ConfigIssue("silent", "warm-up", text, f"set {key} below {smaller}")
 
 
 def _check_held(
@@ -106,7 +105,7 @@ def _check_held(
         text = f"{lengths}: the last {early:,} of {steps:,} steps have a learning rate of {rate}"
         if ending.kind == "zero" or early > steps / 2:
             remedy = f"set {job.key('horizon_steps')} to {job.written('steps', steps)} or leave it out"
-            yield ConfigIssue("silent", "horizon", f"{text}; {remedy}")
+            yield ConfigIssue("silent", "horizon", text, remedy)
         else:
             yield ConfigIssue("note", "horizon", f"{text}: right if the run is meant to end there")
     elif -early > _CLOSE * steps:
@@ -129,9 +128,9 @@ def _check_stages(job: Job, plan: RunPlan | None) -> Iterator[ConfigIssue]:
         text = (
             f"--step-batch-size-schedule grows to {largest:,} samples, and Megatron-LM counts the decay in batches of "
             f"{counted:,} (--micro-batch-size × data ranks): the learning rate is at its minimum up to "
-            f"{largest / counted:.3g} times too early; give --train-samples and --lr-decay-samples"
+            f"{largest / counted:.3g} times too early"
         )
-        yield ConfigIssue("silent", "horizon", text)
+        yield ConfigIssue("silent", "horizon", text, "give --train-samples and --lr-decay-samples")
 
 
 def _check_horizon(
@@ -146,7 +145,8 @@ def _check_horizon(
     other_unit = None if plan is None else _counted_in_another_unit(job, ending, steps, plan)
     if other_unit is not None:
         # TorchTitan's own total_steps exists so that a run can end before its schedule.
-        yield ConfigIssue("note" if schedule.cuts_warmup else "silent", "horizon", other_unit)
+        remedy = f"set {job.key('horizon_steps')} to {steps:,}"
+        yield ConfigIssue("note" if schedule.cuts_warmup else "silent", "horizon", other_unit, remedy)
     elif ending.warmup < steps:
         text = (
             f"{job.stated('horizon_steps', horizon)} and the run ends after {steps:,} steps: right if the run is meant "
@@ -163,7 +163,7 @@ def _horizon_before_end(job: Job, schedule: ConfiguredSchedule, ending: Ending, 
         remedy = f"set num_stable_steps to {schedule.phases_in(steps)[0] + early:,}"
     if schedule.beyond == "none":
         text = f"after {horizon:,} steps no learning rate can be computed, and the run stops"
-        return ConfigIssue("stops", "horizon", f"{lengths}: {text}; {remedy}")
+        return ConfigIssue("stops", "horizon", f"{lengths}: {text}", remedy)
     if schedule.beyond == "falls" and early >= schedule.falls_below_zero:
         first = horizon + schedule.falls_below_zero
         text = f"from step {first:,} on the learning rate is negative: the model is trained away from its data"
@@ -174,7 +174,7 @@ def _horizon_before_end(job: Job, schedule: ConfiguredSchedule, ending: Ending, 
     else:
         goes_on = "rises again" if schedule.beyond == "rises" else "falls below its lowest value"
         text = f"the schedule ends {early:,} steps early, and the learning rate {goes_on}"
-    return ConfigIssue("silent", "horizon", f"{lengths}: {text}; {remedy}")
+    return ConfigIssue("silent", "horizon", f"{lengths}: {text}", remedy)
 
 
 def _check_phases(schedule: ConfiguredSchedule, ending: Ending, steps: int) -> Iterator[ConfigIssue]:
@@ -183,14 +183,13 @@ def _check_phases(schedule: ConfiguredSchedule, ending: Ending, steps: int) -> I
     if stable < 0:
         text = (
             f"num_decay_steps is {falling:,} and the warm-up has {ending.warmup:,} of the {steps:,} steps of the "
-            f"run: the decay is {-stable:,} steps too long, and begins below the full learning rate; set "
-            f"num_decay_steps to at most {steps - ending.warmup:,}"
+            f"run: the decay is {-stable:,} steps too long, and begins below the full learning rate"
         )
-        yield ConfigIssue("silent", "horizon", text)
+        yield ConfigIssue("silent", "horizon", text, f"set num_decay_steps to at most {steps - ending.warmup:,}")
 
 
 def _counted_in_another_unit(job: Job, ending: Ending, steps: int, plan: RunPlan) -> str | None:
-    """Returns the text of an issue if the horizon is a multiple of the run, as when it was counted in batches."""
+    """Returns what is wrong if the horizon is a multiple of the run, as when it was counted in batches."""
     key, horizon, accumulation = job.key("horizon_steps"), ending.at, plan.gradient_accumulation_steps
     run = RunLength(gradient_accumulation_steps=accumulation, processes=plan.ranks.dp_degree)
     for number, what, _ in numbers_of(run, steps):
@@ -198,7 +197,7 @@ def _counted_in_another_unit(job: Job, ending: Ending, steps: int, plan: RunPlan
         if number > steps and 0 <= number - horizon < number // steps:
             return (
                 f"{key} is {horizon:,}, and {number:,} is the number of {what}; the schedule is stepped once per step, "
-                f"so the run ends at {steps / horizon:.3g} of the schedule; set {key} to {steps:,}"
+                f"so the run ends at {steps / horizon:.3g} of the schedule"
             )
     return None
 

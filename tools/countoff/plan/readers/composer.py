@@ -126,10 +126,10 @@ def _compare_epochs(fields: Fields, epochs: int) -> None:
     warmup, horizon = _duration(fields, "scheduler.t_warmup"), _duration(fields, "scheduler.t_max")
     if warmup is not None and warmup[1] == "ep" and warmup[0] >= epochs:
         text = f"scheduler.t_warmup is {warmup[0]:g}ep and max_duration is {epochs}ep: the learning rate only rises"
-        fields.note("warm-up", f"{text}; make the warm-up a fraction of the run, such as 0.05dur", "silent")
+        fields.note("warm-up", text, "silent", "make the warm-up a fraction of the run, such as 0.05dur")
     if horizon is not None and horizon[1] == "ep" and horizon[0] < epochs:
         text = f"scheduler.t_max is {horizon[0]:g}ep and max_duration is {epochs}ep: later epochs have the lowest rate"
-        fields.note("horizon", f"{text}; make it 1dur", "silent")
+        fields.note("horizon", text, "silent", "make it 1dur")
 
 
 def _duration_in_steps(

@@ -87,12 +87,14 @@ def _check_dp_ranks(_: Job, ranks: RankMap) -> Iterator[ConfigIssue]:
     if faults.sound:
         return
     text = (
-        f"lingua's train.py before January 2025 multiplies by dp_replicate where dp_shard is right: "
-        f'{str(faults)[:-1]}; make it dp_rank * world_mesh["dp_shard"].size() + '
-        f'world_mesh["dp_shard"].get_local_rank(), or use --ignore dp-rank if your train.py has that already'
+        f"lingua's train.py before January 2025 multiplies by dp_replicate where dp_shard is right: {str(faults)[:-1]}"
+    )
+    remedy = (
+        'make it dp_rank * world_mesh["dp_shard"].size() + world_mesh["dp_shard"].get_local_rank(), or use --ignore '
+        "dp-rank if your train.py has that already"
     )
     crashes = any(value >= ranks.dp_degree for value in computed)
-    yield ConfigIssue("stops" if crashes else "silent", "dp-rank", text)
+    yield ConfigIssue("stops" if crashes else "silent", "dp-rank", text, remedy)
 
 
 def _check_chunks(job: Job, ranks: RankMap) -> Iterator[ConfigIssue]:
@@ -103,9 +105,9 @@ def _check_chunks(job: Job, ranks: RankMap) -> Iterator[ConfigIssue]:
             unread = chunks - degree
             text = (
                 f"{source} has {chunks} chunks for {degree} data ranks: lingua reads the first {degree}, and {unread} "
-                f"({100 * unread / chunks:.3g} % of the files) are never read; make it {degree} chunks"
+                f"({100 * unread / chunks:.3g} % of the files) are never read"
             )
-            yield ConfigIssue("silent", "chunks", text)
+            yield ConfigIssue("silent", "chunks", text, f"make it {degree} chunks")
 
 
 FORMAT = Format(

@@ -131,9 +131,9 @@ def _ramp(fields: Fields, batch: int | None) -> tuple[int, int, int] | None:
     if fields.has("--train-iters"):
         text = (
             "--rampup-batch-size with --train-iters: Megatron-LM before April 2026 stops on an assertion, and later "
-            "versions ignore the ramp; give --train-samples"
+            "versions ignore the ramp"
         )
-        fields.note("batch", text, "stops")
+        fields.note("batch", text, "stops", "give --train-samples")
     return (start, increment, samples) if batch > start else None
 
 

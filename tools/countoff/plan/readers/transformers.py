@@ -184,7 +184,7 @@ def _warmup(fields: Fields) -> tuple[int, float | None]:
 def _note_no_warmup(fields: Fields) -> None:
     key = fields.origins["warmup_steps"].key
     text = f"{key} is {fields.text(key)}, and lr_scheduler_type constant has no warm-up: the first step has the full"
-    fields.note("warm-up", f"{text} learning rate; use constant_with_warmup", "silent")
+    fields.note("warm-up", f"{text} learning rate", "silent", "use constant_with_warmup")
 
 
 def _note_replaced(fields: Fields, curve: str, scheduler: str | None) -> None:
@@ -200,10 +200,10 @@ def _note_replaced(fields: Fields, curve: str, scheduler: str | None) -> None:
     where = named if isinstance(named, str) else "deepspeed"
     text = (
         f"lr_scheduler_type is {curve}, and the scheduler in {where}, {scheduler}, takes its place"
-        f"{': the learning rate never decays' if never_decays else ''}; leave scheduler out of {where}, or "
-        f"lr_scheduler_type out of the arguments"
+        f"{': the learning rate never decays' if never_decays else ''}"
     )
-    fields.note("override", text, "silent" if never_decays else "note")
+    remedy = f"leave scheduler out of {where}, or lr_scheduler_type out of the arguments"
+    fields.note("override", text, "silent" if never_decays else "note", remedy)
 
 
 def read_deepspeed(fields: Fields) -> Fields:

@@ -479,7 +479,7 @@ class State:
 
     def _receive_sync_point(self, index: int, sync_point: SyncPoint) -> None:
         if sync_point.kind == "fit_end":
-            self._finish()
+            self.finished = True
             self.interrupted |= sync_point.reason == "interrupted"
             if sync_point.reason == "exited" and sync_point.rank != self.rank:
                 self.absences[sync_point.rank] = absence_by_exit(sync_point.rank)
@@ -510,7 +510,7 @@ class State:
             self.left = rank
         if rank == self.ranks[0]:  # it may host the store
             self.host_left_at = time.monotonic()
-            self._finish()
+            self.finished = True
 
     def _receive_absence(self, absence: Absence) -> None:
         if absence.rank == self.rank:
@@ -523,9 +523,6 @@ class State:
             self._is_absent = False
         else:
             self.absences.pop(rank, None)
-
-    def _finish(self) -> None:
-        self.finished = True
 
     # What follows from an event.
 
@@ -600,7 +597,7 @@ class State:
         with self.lock:
             if self.end is None:
                 own = self.proposed
-                if own is not None and (own.kind, own.time) == ("Stalled", verdict.time) and verdict.kind == own.kind:
+                if own is not None and (own.kind, own.time) == ("Stalled", verdict.time):
                     verdict = replace(verdict, why=own.why)  # all ranks' stacks, more than an entry of the log can hold
                 self.end = verdict
                 self.known_at, self.known_since = time.time(), time.monotonic()

@@ -1,1 +1,1 @@
-"""What several adapters share. It imports torch; `prepared_*` import Accelerate, on which the Trainer is built."""
+"""What several adapters share. It imports torch, and none of the frameworks."""

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from countoff._adapter.messages import EVEN
 from countoff._torchtitan.config import wrong_horizons
 from countoff.core import LoaderFacts, Settings, Verdict, software
 from countoff.core.arithmetic.schedules import Ending
@@ -57,7 +56,7 @@ from countoff.core.protocol.rows import row
 from countoff.core.protocol.rule import Divergence
 from countoff.core.session.state import State
 from countoff.plan.readers import torchtitan_toml
-from tests.adapters import MESSAGES
+from tests.adapters import EVEN, MESSAGES, ONLY
 from tests.fake_store import FakeStore
 
 EPOCH = "train epoch 0"
@@ -490,7 +489,7 @@ def lengths() -> Iterator[Situation]:
 
 def evens() -> Iterator[Situation]:
     """What is said where ranks with different numbers of batches are to take the same number."""
-    able = [adapter for adapter in ALL if MESSAGES[adapter].only.get("Truncated") == EVEN]
+    able = [adapter for adapter in ALL if ONLY[adapter].get("Truncated") == EVEN]
 
     def situation(kind: str, title: str, made: Verdict | None, rows: Sequence[Any] = ()) -> Situation:
         return Situation(kind, title, lambda _: made, rows, able)

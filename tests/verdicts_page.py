@@ -10,10 +10,9 @@ import textwrap
 from collections.abc import Mapping
 from itertools import pairwise
 
-from countoff._adapter.messages import Messages
 from countoff.core.checks import KINDS
 from countoff.core.verdict import VerdictKind
-from tests.adapters import MESSAGES
+from tests.adapters import MESSAGES, ONLY
 from tests.paths import DOCS, GOLDEN, ROOT
 
 PAGE = DOCS / "verdicts.md"
@@ -136,16 +135,16 @@ def message(kind: str) -> str:
     return f"```\n{found[1]}\n```"
 
 
-def cell(words: Messages, kind: str) -> str:
+def cell(adapter: str, kind: str) -> str:
     """Whether an adapter can report a kind, and under which condition."""
-    return words.only.get(kind, "yes") if kind in words.kinds else "no"
+    return ONLY[adapter].get(kind, "yes") if kind in MESSAGES[adapter].kinds else "no"
 
 
 def table() -> str:
     """Which adapter can report which kinds; kinds that are alike share a row."""
     alike = dict[tuple[str, ...], list[str]]()
     for kind in KINDS:
-        cells = tuple(cell(words, kind) for words in MESSAGES.values())
+        cells = tuple(cell(adapter, kind) for adapter in MESSAGES)
         alike.setdefault(cells, []).append(f"[`{kind}`](#{kind.lower()})")
     head = ("", *(words.framework for words in MESSAGES.values()))
     rows = [head, ("---",) * len(head), *((", ".join(kinds), *cells) for cells, kinds in alike.items())]

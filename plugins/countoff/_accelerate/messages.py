@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from countoff._adapter.messages import EVEN, LOCAL_STEPS, Messages, data_remedies, uneven_remedies
+from countoff._adapter.messages import LOCAL_STEPS, Messages, data_remedies, uneven_remedies
 from countoff.core.checks.framework import CUT_BATCHES, STEPS
 from countoff.core.checks.resume import AGAIN, ISSUED, POSITION, RATE
 
@@ -105,13 +105,5 @@ MESSAGES = Messages(
                 "accelerate.data_loader"
             ),
         ),
-    },
-    only={
-        "Truncated": EVEN,
-        "DuplicateData": "loaders that are not sharded",
-        "NotReadOnce": "map-style datasets",
-        "ShortRun": "with `epochs=`",
-        "WrongTotal": "with gradient accumulation",
-        "WrongHorizon": "prepared schedulers",
     },
 )

@@ -15,15 +15,13 @@ from countoff.core.checks.streams import LENGTHS, STREAMING
 from countoff.core.checks.weights import GRADIENTS, OUTSIDE
 from countoff.core.verdict import Remedies
 
-__all__ = ["EVEN", "LOCAL_STEPS", "READS_BY_DP_RANK", "STOP", "Messages", "data_remedies", "uneven_remedies"]
+__all__ = ["LOCAL_STEPS", "READS_BY_DP_RANK", "STOP", "Messages", "data_remedies", "uneven_remedies"]
 
 STOP = "uneven_train='stop'"
 """The option that lets a job with uneven loaders go on."""
 _STOP_EVAL = "uneven_eval='stop'"
 _NO_SAMPLES = "compare_data=False"
 
-EVEN = "with `uneven_train`"
-"""When an adapter whose framework leaves uneven ranks to countoff reports a `Truncated`."""
 READS_BY_DP_RANK = "no sampler deals out the data: each rank reads by the dp_rank that it is given"
 """Why an adapter sees no order and no shares of the data."""
 LOCAL_STEPS = {
@@ -45,7 +43,6 @@ class Messages:
         option: How an option is set, with ``{}`` in its place: ``Countoff({})``.
         remedies: What to do about each kind of verdict.
         stepping: How a scheduler is stepped.
-        only: By kind of verdict, when the adapter can report it, if that is not always.
         cannot: By kind of verdict, why the adapter cannot report it.
         names: What the framework calls a total, by countoff's name for it, where it has one.
         length_of: Who counts on the number of batches that the train loader reports.
@@ -55,7 +52,6 @@ class Messages:
     option: str
     remedies: Remedies
     stepping: Stepping = field(default_factory=Stepping)
-    only: Mapping[str, str] = field(default_factory=dict[str, str])
     cannot: Mapping[str, str] = field(default_factory=dict[str, str])
     names: Mapping[str, str] = field(default_factory=dict[str, str])
     length_of: str = "len(loader)"

@@ -88,15 +88,6 @@ MESSAGES = Messages(
         per_step="let Composer step {} after every batch: Trainer(step_schedulers_every_batch=True)",
         per_epoch="let Composer step {} after every epoch: Trainer(step_schedulers_every_batch=False)",
     ),
-    only={
-        "DoubleSharded": "behind a DistributedSampler",
-        "StreamsDiffer": "behind a DistributedSampler",
-        "NotReadOnce": "behind a DistributedSampler",
-        "SplitLeak": "behind a DistributedSampler",
-        "WeightsDiffer": "with `weights_every=`",
-        "ShortRun": "durations in epochs",
-        "WrongHorizon": "durations in epochs or batches",
-    },
     cannot={
         "WrongTotal": "Composer tells no number of samples that countoff could prove wrong",
         "NotDistributed": "Composer's launcher sets torch.distributed up",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from countoff._adapter.messages import EVEN, LOCAL_STEPS, Messages, data_remedies, uneven_remedies
+from countoff._adapter.messages import LOCAL_STEPS, Messages, data_remedies, uneven_remedies
 from countoff.core.checks.resume import AGAIN, RATE
 
 __all__ = ["MESSAGES"]
@@ -49,19 +49,6 @@ MESSAGES = Messages(
             dealer="fabric.setup_dataloaders()",
             undo="pass use_distributed_sampler=False to it",
         ),
-    },
-    only={
-        "LearningRateMismatch": "with `model=` and `optimizer=`",
-        "RankMapError": "with a mesh",
-        "Truncated": EVEN,
-        "DoubleSharded": "map-style datasets",
-        "StreamsDiffer": "map-style datasets",
-        "NotReadOnce": "map-style datasets",
-        "PeersDiffer": "with a mesh",
-        "ResumeMismatch": "with `countoff.state_dict()` in the checkpoint",
-        "WeightsDiffer": "with `model=`",
-        "ShortRun": "with `epochs=`",
-        "WrongHorizon": "with `scheduler=` and `epochs=` or `max_steps=`",
     },
     cannot={
         "WrongLength": "a length is asked for only where torch's own classes compute it",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from countoff._adapter.messages import EVEN, STOP, Messages, data_remedies, uneven_remedies
+from countoff._adapter.messages import STOP, Messages, data_remedies, uneven_remedies
 from countoff.core import Verdict
 from countoff.core.arithmetic.plan import BatchPlan
 from countoff.core.checks.horizon import Stepping
@@ -92,16 +92,6 @@ MESSAGES = Messages(
     stepping=Stepping(
         per_step='configure {} with "interval": "step"', per_epoch='configure {} with "interval": "epoch"'
     ),
-    only={
-        "Truncated": EVEN,
-        "DoubleSharded": "map-style datasets",
-        "StreamsDiffer": "map-style datasets",
-        "NotReadOnce": "map-style datasets",
-        "SplitLeak": "map-style datasets",
-        "WeightsDiffer": "with `weights_every=`",
-        "ShortRun": "automatic optimization",
-        "WrongHorizon": "automatic optimization",
-    },
     cannot={
         "WrongTotal": "Lightning tells no number of samples",
         "NotDistributed": "Lightning launches the processes, or joins them, by itself",

@@ -27,10 +27,6 @@ MESSAGES = Messages(
             option=_OPTION,
         ),
     },
-    only={
-        "LearningRateMismatch": "with `model=` and `optimizer=`",
-        "WeightsDiffer": "with `weights_every=` and `model=`",
-    },
     cannot={
         "WrongLength": _NO_END,
         "Truncated": _NO_END,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from countoff._adapter.messages import EVEN, LOCAL_STEPS, Messages, data_remedies, uneven_remedies
+from countoff._adapter.messages import LOCAL_STEPS, Messages, data_remedies, uneven_remedies
 
 __all__ = ["MESSAGES"]
 
@@ -33,20 +33,6 @@ MESSAGES = Messages(
             dealer="DistributedSampler",
             undo="leave out the DistributedSampler",
         ),
-    },
-    only={
-        "LearningRateMismatch": "with `model=` and `optimizer=`",
-        "RankMapError": "with `mesh=`",
-        "Truncated": EVEN,
-        "DoubleSharded": "behind a DistributedSampler",
-        "StreamsDiffer": "behind a DistributedSampler",
-        "NotReadOnce": "behind a DistributedSampler",
-        "SplitLeak": "behind a DistributedSampler",
-        "PeersDiffer": "with `mesh=`",
-        "ResumeMismatch": "with `countoff.state_dict()`",
-        "WeightsDiffer": "with `model=`",
-        "ShortRun": "with `epochs=`",
-        "WrongHorizon": "with `scheduler=` and `epochs=` or `max_steps=`",
     },
     cannot={
         "WrongLength": "a length is asked for only where torch's own classes compute it",

@@ -33,7 +33,6 @@ MESSAGES = Messages(
             option=_OPTION,
         ),
     },
-    only={"WeightsDiffer": "with `weights_every=`", "WrongHorizon": "the configuration's"},
     cannot={
         "WrongLength": _NO_LENGTH,
         "Truncated": _NO_COMMON_END,

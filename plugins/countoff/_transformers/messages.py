@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from countoff._accelerate.messages import launch_remedy
-from countoff._adapter.messages import EVEN, Messages, data_remedies, uneven_remedies
+from countoff._adapter.messages import Messages, data_remedies, uneven_remedies
 from countoff.core.checks.horizon import Stepping
 from countoff.core.checks.resume import AGAIN, POSITION, RATE
 
@@ -71,12 +71,6 @@ MESSAGES = Messages(
         ),
     },
     stepping=Stepping(per_step=None, per_epoch=None),  # the Trainer steps its scheduler by itself, at each step
-    only={
-        "Truncated": EVEN,
-        "DuplicateData": "loaders that are not sharded",
-        "NotReadOnce": "map-style datasets",
-        "SplitLeak": "the first evaluation",
-    },
     cannot={
         "RankMapError": _ONLY_DATA_RANKS,
         "PeersDiffer": _ONLY_DATA_RANKS,

@@ -11,13 +11,14 @@ import pytest
 
 from countoff.report import facts, ranks, words
 from countoff.report.facts import summary
+from countoff.report.facts.classes import classes_table
 from countoff.report.facts.counts import counts_table
 from countoff.report.facts.paces import slow_table
 from countoff.report.facts.parts import Lines, Table
 from countoff.report.facts.plans import plans_table
 from countoff.report.facts.rates import rate_lines_of, rates_table
 from countoff.report.model import Run
-from countoff.report.reader import read
+from countoff.report.reader import Reader, read
 from tests import example_traces
 from tests.example_traces import BEGAN, RankWriter
 
@@ -79,6 +80,28 @@ def test_a_rank_with_a_slow_loader_is_odd_and_named_in_each_epoch(tmp_path: Path
     assert {pace.measured for pace in facts.paces_of(run) if pace.is_evaluation} == {False}
     slow, fast = facts.hosts_of(run, facts.paces_of(run))
     assert (slow.host, fast.host, slow.loader_seconds) == ("node0", "node1", pytest.approx((72 + 3 * 3.6) / 4))
+
+
+def test_what_was_waited_in_spans_that_memory_has_no_room_for_counts_too(tmp_path: Path) -> None:
+    writer = RankWriter(tmp_path)
+    for epoch in range(300):
+        writer.open(f"train epoch {epoch}")
+        writer.tick(1, 5, loader=0.5)
+        writer.open("validation")
+        writer.tick(1, 5, loader=0.25)
+        writer.close("validation")
+        writer.loader = 0.5
+        writer.close(f"train epoch {epoch}")
+    writer.save()
+    trace = Reader([str(tmp_path)], most_records=100).read()
+    run = trace.runs[-1]
+    assert run.fits[0].dropped_spans > 400
+    written = facts.document(trace)["runs"][0]
+    (host,) = written["hosts"]
+    assert [each["loader_seconds"] for each in (written["ranks"][0], host)] == [225, 225]
+    assert host["loader_share"] == pytest.approx(225 / 600)
+    (row,) = classes_table(run, facts.classes_of(run)).rows
+    assert "3 min 45 s" in [cell.text for cell in row]
 
 
 def test_ranks_that_wait_a_little_longer_are_not_slow(tmp_path: Path) -> None:

@@ -196,6 +196,7 @@ class Fit:
         dropped_spans: Spans that were left out of `spans` because there are too many.
         dropped_batches: Batches of those of them that are train epochs, without those before a resume.
         dropped_loader_seconds: Seconds waited for the loader in all of them.
+        dropped_span_seconds: Seconds in those of them that were not inside of another one.
         dropped_lines: Lines that the rank could not write, because its file system was too slow.
         open: The spans that are open, the innermost last.
         steps_before: Optimizer steps before the checkpoint from which the fit resumes.
@@ -235,6 +236,7 @@ class Fit:
     dropped_spans: int = 0
     dropped_batches: int = 0
     dropped_loader_seconds: float = 0.0
+    dropped_span_seconds: float = 0.0
     dropped_lines: int = 0
     open: list[Span] = field(default_factory=list)
     steps_before: int = 0
@@ -272,6 +274,11 @@ class Fit:
     def loader_seconds(self) -> float:
         """Seconds waited for the loader in all its spans."""
         return self.dropped_loader_seconds + sum(span.loader_seconds for span in self.spans)
+
+    @property
+    def span_seconds(self) -> float:
+        """Seconds in train epochs and evaluations."""
+        return self.dropped_span_seconds + sum(span.last - span.begin for span in self.spans if not span.depth)
 
     def shift(self, seconds: float) -> None:
         """Adds as many seconds to all times."""

@@ -112,7 +112,7 @@ def class_row(run: Run, ranks: RankClass) -> list[Cell]:
     place = f"{hosts[0]} … {hosts[-1]} ({len(hosts)})" if len(hosts) > 2 else ", ".join(hosts)
     reasons = "; ".join(ranks.reasons)
     fit = ranks.fit
-    waited = Cell(duration(sum(span.loader_seconds for span in fit.spans))) if fit and fit.spans else NONE
+    waited = Cell(duration(fit.loader_seconds)) if fit and fit.spans else NONE
     return [
         Cell(label_of(ranks.ranks)),
         Cell(place or "–"),

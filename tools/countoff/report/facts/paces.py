@@ -114,8 +114,8 @@ def hosts_of(run: Run, paces: Iterable[Pace]) -> list[HostPace]:
     found: list[HostPace] = []
     for host, ranks in run.hosts.items():
         fits = [run.fits[rank] for rank in ranks]
-        loader = sum(span.loader_seconds for fit in fits for span in fit.spans)
-        inside = sum(span.last - span.begin for fit in fits for span in fit.spans if not span.depth)
+        loader = sum(fit.loader_seconds for fit in fits)
+        inside = sum(fit.span_seconds for fit in fits)
         pauses = sum(fit.pause_seconds for fit in fits)
         share = loader / inside if inside else 0.0
         found.append(HostPace(host, ranks, loader / len(fits), share, lasts[host], pauses / len(fits)))

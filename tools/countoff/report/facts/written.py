@@ -137,7 +137,7 @@ def _rank(fit: Fit, reasons: Sequence[str]) -> dict[str, Any]:
         "batches": last and last.batches,
         "steps": fit.steps,
         "learning_rates": fit.learning_rates,
-        "loader_seconds": sum(span.loader_seconds for span in fit.spans),
+        "loader_seconds": fit.loader_seconds,
         "pause_seconds": fit.pause_seconds,
         "last": fit.last,
         "end": fit.ending and {"how": fit.ending.how, "what": fit.ending.what, "time": fit.ending.time},

@@ -204,3 +204,5 @@ def drop_spans(fit: Fit, limit: int) -> None:
         if not span.is_evaluation:
             fit.dropped_batches += span.read
         fit.dropped_loader_seconds += span.loader_seconds
+        if not span.depth:
+            fit.dropped_span_seconds += span.last - span.begin

@@ -59,7 +59,7 @@ OWNERS = {
 
 OF_TOOLS = {
     "cli": {"plan", "report", "_run", "_terminal"},
-    "plan": {"_accelerate", "_terminal"},  # how Accelerate shards, as pure arithmetic
+    "plan": {"_terminal"},
     "report": {"_terminal"},
     "_terminal": set[str](),
     "__main__": {"cli"},
@@ -200,7 +200,7 @@ def named_in(path: Path) -> list[str]:
 
 
 def test_core_names_no_framework() -> None:
-    """What only one framework has is with its adapter."""
+    """What only one framework has is with its adapter. Arithmetic that plans need too names none in what it says."""
     files = CORE.rglob("*.py")
     assert {file.name: named_in(file) for file in files if named_in(file) and file.name not in NAMES_THEM} == {}
 
@@ -228,7 +228,7 @@ def test_core_imports_no_plugin() -> None:
 
 
 def test_tools_import_what_is_listed() -> None:
-    """Plans and pages know no adapter that they do not need, and no adapter knows them."""
+    """Plans and pages know no adapter, and only that of TorchTitan knows plans."""
     for name, targets in graph().items():
         parts = name.split(".")
         allowed = (OF_TOOLS | ENTRY_POINTS).get(parts[1])

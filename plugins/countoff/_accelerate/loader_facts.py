@@ -11,10 +11,10 @@ from accelerate.data_loader import BatchSamplerShard, DataLoaderDispatcher, Iter
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
-from countoff._accelerate.batches import PreparedFacts, prepared_pass
 from countoff._accelerate.loaders import source_of
 from countoff._adapter.torch_facts import reported_length
 from countoff.core import LoaderFacts
+from countoff.core.arithmetic.prepared_loader import PreparedFacts, prepared_pass
 
 __all__ = ["evaluation_facts", "is_divided", "loader_facts"]
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from countoff._accelerate.batches import PreparedFacts, prepared_pass
 from countoff.core.arithmetic.batches import check_count, distributed_samples_per_rank
 from countoff.core.arithmetic.plan import BatchPlan, LoaderFacts
+from countoff.core.arithmetic.prepared_loader import PreparedFacts, prepared_pass
 from countoff.core.arithmetic.ranks import INFERRED, RankMap
 from countoff.core.arithmetic.samples import strided_pass
 from countoff.plan.issues import ConfigIssue, counted

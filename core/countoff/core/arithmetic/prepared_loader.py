@@ -155,7 +155,7 @@ def _missing_number(facts: PreparedFacts) -> str:
 def _why_not_countable(facts: PreparedFacts, samples: int, batch_size: int) -> str:
     """Returns why Accelerate cannot iterate this loader, or why it cannot be counted; empty if it can."""
     if facts.split_batches and batch_size % facts.num_processes:
-        return f"Accelerate cannot split batches of {batch_size} evenly among {facts.num_processes} processes"
+        return f"batches of {batch_size} cannot be split evenly among {facts.num_processes} processes"
     if (facts.iterable or facts.kind == "IterableDatasetShard") and facts.num_workers > 1:
         return f"what each of the {facts.num_workers} workers reads depends on the iterable dataset"
     enough = batch_size * (1 if facts.split_batches else facts.num_processes) if facts.drop_last else 1

@@ -1,4 +1,4 @@
-"""The arithmetic of Accelerate's loaders and of the Trainer, against every row of the golden tables and index lists."""
+"""The arithmetic of loaders that Accelerate has prepared, against every row of the golden tables and index lists."""
 
 import itertools
 from collections import Counter
@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from countoff._accelerate.batches import PreparedFacts, prepared_pass
 from countoff.core.arithmetic.plan import BatchPlan, LoaderFacts
+from countoff.core.arithmetic.prepared_loader import PreparedFacts, prepared_pass
 from tests.golden_tables import Row, golden
 
 
@@ -178,7 +178,7 @@ def test_samples_that_may_repeat_are_not_counted_as_unique() -> None:
     [
         ({"samples": None}, "the samples are not known"),
         ({"batch_size": None}, "the batch size is not known"),
-        ({"split_batches": True, "batch_size": 3}, "cannot split batches of 3 evenly among 2 processes"),
+        ({"split_batches": True, "batch_size": 3}, "batches of 3 cannot be split evenly among 2 processes"),
         ({"kind": "IterableDatasetShard", "num_workers": 2}, "what each of the 2 workers reads"),
         ({"kind": "DataLoaderDispatcher", "iterable": True, "num_workers": 2}, "what each of the 2 workers reads"),
         ({"kind": "DataLoaderDispatcher", "samples": 0}, "has no batch to hand out"),

@@ -52,6 +52,7 @@ from countoff.core.levels import effect
 from countoff.core.protocol.counters import SpanCounters, UnusedBatches
 from countoff.core.protocol.fit_records import SchedulePlan, SharedModel
 from countoff.core.protocol.records import FitPlan, MicroCounts, SyncPoint, verdict_entry
+from countoff.core.protocol.resume_record import ResumeRecord, ScheduleState
 from countoff.core.protocol.rows import row
 from countoff.core.protocol.rule import Divergence
 from countoff.core.session.state import State
@@ -669,7 +670,7 @@ def dealt() -> Iterator[Situation]:
 _WRAPPER = "Lightning's DistributedSamplerWrapper"
 
 
-RESUME_RECORD = resume.ResumeRecord(
+RESUME_RECORD = ResumeRecord(
     epoch=1,
     batches=3,
     stepped=3,
@@ -679,7 +680,7 @@ RESUME_RECORD = resume.ResumeRecord(
     dp_degree=2,
     batch_size=8,
     accumulation=1,
-    schedule=resume.ScheduleState((0.085,), (0.1,), (9,)),
+    schedule=ScheduleState((0.085,), (0.1,), (9,)),
     start_rates=((0.01,), (0.04,)),
     prints=("5e", "a1"),
     informative=True,
@@ -694,8 +695,8 @@ def resumes() -> Iterator[Situation]:
     record = RESUME_RECORD
     plan = FitPlan(batch_size=8, dp_degree=2)
     exact = resume.Restored(exact=True)
-    begun_again = resume.ScheduleState((0.01,), (0.1,), (0,)), resume.ScheduleState((0.04,), (0.1,), (1,))
-    changed = [resume.ScheduleState((0.05,), (0.1,), (9,))] * 2
+    begun_again = ScheduleState((0.01,), (0.1,), (0,)), ScheduleState((0.04,), (0.1,), (1,))
+    changed = [ScheduleState((0.05,), (0.1,), (9,))] * 2
     found: dict[str, Verdict | None] = {
         "the epoch begins again": resume.judge_data(record, resume.Observed(("5e", "a1"), True, 1), 1),
         "one batch too few is skipped": resume.judge_data(record, resume.Observed(("c4", "d5"), True, 1), 1),

@@ -17,8 +17,8 @@ import pytest
 
 from countoff.cli.__main__ import main
 from countoff.core import FitPlan, Guard, Settings, Verdict, formats
-from countoff.core.checks.resume import ResumeRecord
 from countoff.core.ending import verdict_file
+from countoff.core.protocol.resume_record import ResumeRecord
 from countoff.report.reader import read
 from tests.paths import ROOT
 

@@ -25,7 +25,7 @@ from countoff.core.checks import Checks
 from countoff.core.checks.check import Check, FitStart, Listener
 from countoff.core.checks.data import DataIdentity
 from countoff.core.checks.once import Once
-from countoff.core.checks.resume import Resumes, ScheduleState
+from countoff.core.checks.resume import Resumes
 from countoff.core.ending import shutdown, sigterm, verdict_file
 from countoff.core.levels import effect
 from countoff.core.messages import clip
@@ -35,6 +35,7 @@ from countoff.core.protocol.credits import Credits
 from countoff.core.protocol.evidence import Evidence
 from countoff.core.protocol.fit_records import SchedulePlan
 from countoff.core.protocol.records import FitPlan, Reason, SyncKind, sync_entry, verdict_entry
+from countoff.core.protocol.resume_record import ScheduleState
 from countoff.core.session.liveness.processes import began_at
 from countoff.core.session.state import NEVER, State
 from countoff.core.session.store.agreement import Agreement

@@ -19,9 +19,10 @@ from countoff._adapter.sharded_passes import count_sharded_passes
 from countoff._adapter.torch_facts import on_optimizer_step
 from countoff.core import DivergenceError, FitPlan, Guard, Verdict
 from countoff.core.at_exit import exception_at_exit
-from countoff.core.checks.resume import UNREADABLE, Restored, ResumeRecord
+from countoff.core.checks.resume import Restored
 from countoff.core.ending import shutdown
 from countoff.core.protocol.fit_records import SchedulePlan
+from countoff.core.protocol.resume_record import UNREADABLE, ResumeRecord
 from countoff.core.session.threads.guard_status import wait_for_closers
 
 __all__ = ["CountedLoop", "active_loops"]

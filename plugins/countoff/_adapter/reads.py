@@ -16,8 +16,9 @@ from countoff._adapter.issued import Issue, Watch, of_iterator, sum_of_rows
 from countoff._adapter.sampling import accelerate_classes, asks_for_length, samplers_of, torchdata_classes
 from countoff._adapter.torch_facts import is_data_loader, iterates_as_torch, reported_length
 from countoff.core.arithmetic.plan import BatchPlan
-from countoff.core.checks.once import MOST_ROWS, Marks, Place, Reading
+from countoff.core.checks.once import MOST_ROWS, Marks, Reading
 from countoff.core.data.plain import attribute_of
+from countoff.core.protocol.resume_record import Place
 
 if TYPE_CHECKING:
     from countoff.core import Guard

@@ -12,11 +12,11 @@ import pytest
 from countoff.core.checks import Checks, judge
 from countoff.core.checks.check import FitStart
 from countoff.core.checks.micro_batches import compare_micro_batches
-from countoff.core.checks.resume import ScheduleState
 from countoff.core.protocol.counters import SpanCounters, TickPlace
 from countoff.core.protocol.log import LogView
 from countoff.core.protocol.micro_batches import MicroBatchLog
 from countoff.core.protocol.records import RECORD_BYTES, FitPlan, MicroCounts, SyncPoint, sync_entry, verdict_entry
+from countoff.core.protocol.resume_record import ScheduleState
 from countoff.core.protocol.rule import compare_sync_points
 from countoff.core.session.state import State
 from countoff.core.session.store.channel import encode

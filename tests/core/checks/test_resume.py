@@ -8,18 +8,12 @@ from typing import Any
 
 import numpy
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from countoff.core import FitPlan, Guard, Settings
 from countoff.core.checks.data import Sampling
-from countoff.core.checks.once import Place
 from countoff.core.checks.resume import (
-    UNREADABLE,
     Observed,
     Restored,
-    ResumeRecord,
-    ScheduleState,
     judge_data,
     judge_order,
     judge_position,
@@ -27,6 +21,7 @@ from countoff.core.checks.resume import (
     judge_seed,
     judge_steps,
 )
+from countoff.core.protocol.resume_record import Place, ScheduleState
 from tests.situations import RESUME_RECORD
 
 RECORD = replace(RESUME_RECORD, schedule=ScheduleState((0.08,), (0.1,), (9,)))
@@ -37,24 +32,6 @@ EXACT = Restored(exact=True)
 def effect(verdict: Any) -> str | None:
     """What a verdict says is repeated or skipped."""
     return None if verdict is None else verdict.sentence.partition(": ")[2]
-
-
-def test_a_record_is_the_same_after_json():
-    assert ResumeRecord.from_json(json.loads(json.dumps(RECORD.to_json()))) == RECORD
-
-
-@given(
-    st.sampled_from(sorted(RECORD.to_json())),
-    st.none() | st.booleans() | st.integers() | st.text() | st.lists(st.integers() | st.text()) | st.floats(),
-)
-def test_a_record_that_is_wrong_is_refused_or_read(name: str, value: Any):
-    """A value of another kind is an error of the three that are caught, or is read as what it stands for."""
-    try:
-        found = ResumeRecord.from_json({**RECORD.to_json(), name: value})
-    except UNREADABLE:
-        return
-    assert isinstance(found.epoch, int)
-    assert isinstance(found.steps, int)
 
 
 @pytest.mark.parametrize(
@@ -362,11 +339,6 @@ def test_a_second_resume_that_begins_where_the_first_one_did_is_found():
         "again."
     )
     assert judge_data(record, Observed(("c8", "c9"), True, 1), 1) is None
-    assert ResumeRecord.from_json(record.to_json()) == record
-    older = {
-        name: value for name, value in record.to_json().items() if name not in ("since", "since_batches", "issued")
-    }
-    assert ResumeRecord.from_json(older) == replace(record, since=(), since_batches=0)
 
 
 class Issued:

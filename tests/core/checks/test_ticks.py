@@ -10,11 +10,11 @@ import pytest
 from countoff.core import constants
 from countoff.core.checks import Checks
 from countoff.core.checks.check import FitStart, TickPart
-from countoff.core.checks.resume import ScheduleState
 from countoff.core.checks.steps import StepCheck
 from countoff.core.protocol.counters import SpanCounters, TickPlace
 from countoff.core.protocol.rates import compared_rates
 from countoff.core.protocol.records import FitPlan
+from countoff.core.protocol.resume_record import ScheduleState
 from countoff.core.session.state import State
 from countoff.core.settings import Settings
 from countoff.core.verdict import Verdict

@@ -35,6 +35,7 @@ from countoff.core.checks import (
     weights,
 )
 from countoff.core.checks.check import RankState
+from countoff.core.protocol.resume_record import ScheduleState
 from countoff.core.protocol.rule import Divergence
 from countoff.core.verdict import KINDS, Verdict
 
@@ -96,7 +97,7 @@ class Checks(NamedTuple):
         state: RankState,
         *,
         learning_rates_in_force: Callable[[], Sequence[float]] | None,
-        schedule: Callable[[], resume.ScheduleState],
+        schedule: Callable[[], ScheduleState],
         hash_weights: Callable[[], weights.PendingHashes] | None,
     ) -> Checks:
         """Returns the checks of a guard.

@@ -28,6 +28,7 @@ from countoff.core.checks.data import in_one_epoch, same_order
 from countoff.core.messages import count_of, names_of
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.records import Reason, Records, parse_count, parse_rank
+from countoff.core.protocol.resume_record import Place
 from countoff.core.verdict import Cause, Verdict, VerdictKind
 
 __all__ = [
@@ -39,7 +40,6 @@ __all__ = [
     "EpochReads",
     "Marks",
     "Once",
-    "Place",
     "Reading",
     "data_ranks",
     "judge_once",
@@ -197,40 +197,6 @@ def _unpacked(text: Any, looked: int) -> int:
     if len(found) != size:
         raise ValueError(f"expected the bits of {looked} samples, got {len(found)} bytes")
     return int.from_bytes(found, "little")
-
-
-class Place(NamedTuple):
-    """What a loader's sampler has issued around the place of a checkpoint in an epoch, as one rank tells it.
-
-    Attributes:
-        rows: Rows of the dataset; None if that is not known.
-        batches: Batches of the epoch before the checkpoint.
-        order: Digest of the indices of all of these, in their order; empty if some are not known.
-        ahead: Digests of the indices of single batches: the last one of these, and the next ones that the loader has
-            fetched ahead, by their numbers in the epoch, from 1.
-        first: Digest of the indices of the epoch's first batch; empty if that is not known.
-    """
-
-    rows: int | None
-    batches: int
-    order: str
-    ahead: Mapping[int, str]
-    first: str = ""
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> Place:
-        """Reads it out of a checkpoint; that may be anything.
-
-        Raises:
-            KeyError, TypeError, ValueError, AttributeError: If it is something else.
-        """
-        rows = None if record["rows"] is None else parse_count(record["rows"])
-        ahead = {int(number): str(digest) for number, digest in record["ahead"].items()}
-        return cls(rows, parse_count(record["batches"]), str(record["order"]), ahead, str(record["first"]))
-
-    def to_json(self) -> dict[str, Any]:
-        """The place as JSON types; `from_json` is its inverse."""
-        return {**self._asdict(), "ahead": {str(number): digest for number, digest in self.ahead.items()}}
 
 
 class EpochReads(Protocol):

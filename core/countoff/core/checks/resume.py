@@ -21,27 +21,24 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
-from countoff.core import formats
 from countoff.core.checks.check import Check, FitStart, Others, RankState
 from countoff.core.checks.data import DataIdentity
-from countoff.core.checks.once import EpochReads, Once, Place, judge_skipped
+from countoff.core.checks.once import EpochReads, Once, judge_skipped
 from countoff.core.data.fingerprint import Fingerprint, PendingFingerprint, begin_fingerprint
 from countoff.core.messages import clip, count_of, number_of
 from countoff.core.protocol.counters import SpanCounters
-from countoff.core.protocol.records import FitPlan, Reason, parse_count
+from countoff.core.protocol.records import FitPlan, Reason
+from countoff.core.protocol.resume_record import UNREADABLE, Place, ResumeRecord, ScheduleState
 from countoff.core.verdict import Cause, Verdict, VerdictKind
 
 __all__ = [
-    "UNREADABLE",
     "Observed",
     "Restored",
-    "ResumeRecord",
     "Resumes",
-    "ScheduleState",
     "judge_data",
     "judge_issued",
     "judge_order",
@@ -103,8 +100,6 @@ number of ranks has changed.
 scheduler](data-identity.md#a-resume-that-repeats-skips-or-jumps). If the change is meant, ignore the warning.
 """
 _FROM_EPOCH_0 = "The run has begun with epoch 0 again, or nothing has set the sampler's epoch since the resume."
-UNREADABLE = KeyError, TypeError, ValueError, IndexError, AttributeError
-"""What `ResumeRecord.from_json` raises of something that is no record."""
 _STEPS = 2
 """Optimizer steps of a resumed run at which learning rates are compared.
 
@@ -113,22 +108,6 @@ which begins again.
 """
 _MOST_GROUPS = 8
 _LAST_SECONDS = 0.05
-
-
-class ScheduleState(NamedTuple):
-    """Learning rates and where their schedules stand.
-
-    Attributes:
-        rates: Learning rates in force, by parameter group.
-        base_rates: The rates from which the schedules compute these; empty where that is not known.
-        calls: How often each scheduler has been stepped; empty where schedulers are not known.
-        calls_per_step: How often a scheduler is stepped at each optimizer step, at most.
-    """
-
-    rates: Sequence[float] = ()
-    base_rates: Sequence[float] = ()
-    calls: Sequence[int] = ()
-    calls_per_step: int = 1
 
 
 class Restored(NamedTuple):
@@ -163,129 +142,6 @@ class Observed(NamedTuple):
     batches: int
     dp_rank: int = 0
     dp_degree: int = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResumeRecord:
-    """What a rank keeps in a checkpoint, of itself. Every value is one of JSON, so it loads without countoff.
-
-    Attributes:
-        epoch: Number of the open train epoch, or of the one that was left before its end; of the next one if there is
-            neither; from 0.
-        batches: Batches of that epoch that this rank has begun; None if that is not certain.
-        stepped: Batches of that epoch that this rank had begun when it took its last optimizer step: those behind them
-            may not have been trained on yet, as where a loop writes its checkpoint before it trains on a batch.
-        left: Batches of the epoch that this rank has yet to begin; None if that is not known.
-        steps: Optimizer steps applied in the whole run.
-        dp_rank: This rank's dp_rank.
-        dp_degree: The number of dp_ranks.
-        batch_size: Samples per dp_rank and batch; None if that is not known.
-        accumulation: Batches per dp_rank and optimizer step; None if that is not known.
-        schedule: The learning rates and schedules when the record was written.
-        start_rates: The learning rates of the run's first two optimizer steps.
-        prints: Fingerprints of the first batches of the epoch; empty where they were not taken.
-        informative: Whether these batches hold enough for their equality to be no coincidence.
-        last: Fingerprint of the batch that was begun last; empty if that is not known.
-        order: The epoch by which the sampler shuffled, the number of the train epoch for which it did, the samples that
-            it shuffles, and its seed; None where the sampler does not show that.
-        issued: What the sampler has issued around this place in the epoch; None if that is not known.
-        since: Fingerprints of the first batches behind the resume in this epoch, from which this run came; empty where
-            there was none.
-        since_batches: Batches that this rank has begun since then.
-    """
-
-    epoch: int
-    batches: int | None
-    stepped: int
-    left: int | None
-    steps: int
-    dp_rank: int
-    dp_degree: int
-    batch_size: int | None
-    accumulation: int | None
-    schedule: ScheduleState
-    start_rates: tuple[tuple[float, ...], ...]
-    prints: tuple[str, ...]
-    informative: bool
-    last: str
-    order: tuple[int, int, int, int] | None
-    issued: Place | None = None
-    since: tuple[str, ...] = ()
-    since_batches: int = 0
-
-    @property
-    def samples(self) -> int | None:
-        """Samples of the epoch that all ranks have begun; None if that is not known."""
-        if self.batches is None or self.batch_size is None:
-            return None
-        return self.batches * self.batch_size * self.dp_degree
-
-    @property
-    def sizes(self) -> tuple[int | None, int]:
-        """Samples per dp_rank and batch, and the number of dp_ranks."""
-        return self.batch_size, self.dp_degree
-
-    @property
-    def trained(self) -> int:
-        """Batches of the epoch that are sure to have been trained on."""
-        return self.stepped if self.batches is None else min(self.stepped, self.batches)
-
-    def to_json(self) -> dict[str, Any]:
-        """The record as JSON types; `from_json` is its inverse."""
-        return {
-            **asdict(self),
-            "version": formats.RESUME_RECORD,
-            "schedule": {
-                "rates": list(self.schedule.rates),
-                "base_rates": list(self.schedule.base_rates),
-                "ticks": list(self.schedule.calls),
-            },
-            "start_rates": [list(rates) for rates in self.start_rates],
-            "prints": list(self.prints),
-            "order": None if self.order is None else list(self.order),
-            "issued": None if self.issued is None else self.issued.to_json(),
-            "since": list(self.since),
-        }
-
-    @classmethod
-    def from_json(cls, record: object) -> ResumeRecord:
-        """Reads a record out of a checkpoint.
-
-        Raises:
-            KeyError, TypeError, ValueError, IndexError, AttributeError: If it is no such record, or one of another
-                version of it; see `UNREADABLE`.
-        """
-        if not isinstance(record, Mapping):
-            raise TypeError(f"expected a mapping, got a {type(record).__name__}")
-        found = cast("Mapping[str, Any]", record)
-        if found["version"] != formats.RESUME_RECORD:
-            known = formats.RESUME_RECORD
-            raise ValueError(f"its version is {found['version']!r}, and this countoff reads version {known}")
-        schedule, order, issued = found["schedule"], found["order"], found.get("issued")  # older ones have none
-        return cls(
-            epoch=parse_count(found["epoch"]),
-            batches=_optional(found["batches"]),
-            stepped=parse_count(found["stepped"]),
-            left=_optional(found["left"]),
-            steps=parse_count(found["steps"]),
-            dp_rank=parse_count(found["dp_rank"]),
-            dp_degree=parse_count(found["dp_degree"]),
-            batch_size=_optional(found["batch_size"]),
-            accumulation=_optional(found["accumulation"]),
-            schedule=ScheduleState(
-                _rates(schedule["rates"]),
-                _rates(schedule["base_rates"]),
-                tuple(parse_count(calls) for calls in schedule["ticks"]),
-            ),
-            start_rates=tuple(_rates(rates) for rates in found["start_rates"]),
-            prints=tuple(str(digest) for digest in found["prints"]),
-            informative=bool(found["informative"]),
-            last=str(found["last"]),
-            order=None if order is None else _order(*order),
-            issued=_place_from(issued),
-            since=tuple(str(digest) for digest in found.get("since", ())),
-            since_batches=parse_count(found.get("since_batches", 0)),
-        )
 
 
 class Resumes(Check):
@@ -835,10 +691,6 @@ def _begins_epoch(record: ResumeRecord, observed: Observed) -> bool:
     return shared > 1 and record.prints[:shared] == observed.prints[:shared]
 
 
-def _order(by: object, epoch: object, samples: object, seed: Any) -> tuple[int, int, int, int]:
-    return parse_count(by), parse_count(epoch), parse_count(samples), int(seed)
-
-
 def _effect_of_epochs(record: ResumeRecord, epoch: int) -> str | None:
     """What a run does twice or not at all that goes on in another train epoch; None if that is not certain."""
     written = record.epoch
@@ -877,18 +729,3 @@ def _print_of(batch: Any) -> str:
         time.sleep(0.001)
         found = found.collect()
     return found.digest if isinstance(found, Fingerprint) else ""
-
-
-def _place_from(issued: Any) -> Place | None:
-    """What the sampler had issued; None if that cannot be read, which the rest of the record need not suffer."""
-    with contextlib.suppress(*UNREADABLE):
-        return None if issued is None else Place.from_json(issued)
-    return None
-
-
-def _optional(value: object) -> int | None:
-    return None if value is None else parse_count(value)
-
-
-def _rates(values: Sequence[Any]) -> tuple[float, ...]:
-    return tuple(float(value) for value in values)

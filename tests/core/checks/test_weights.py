@@ -11,13 +11,13 @@ import pytest
 from countoff.core import Settings
 from countoff.core.checks.check import FitStart
 from countoff.core.checks.weights import Replicas, Weights, digests_of, judge_weights
-from countoff.core.guard import OtherRanks
 from countoff.core.messages import clip
 from countoff.core.protocol.actions import WriteEntry
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.records import RECORD_BYTES, FitPlan, verdict_to_json
 from countoff.core.session.state import State
 from countoff.core.session.store.channel import ChannelError, encode
+from countoff.core.session.threads.other_ranks import OtherRanks
 from tests.fake_store import FakeStore, FakeWriter
 
 MANY = 5_000

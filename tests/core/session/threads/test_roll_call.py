@@ -11,11 +11,11 @@ from countoff.core import FitPlan, Settings
 from countoff.core.checks import Checks
 from countoff.core.checks.check import FitStart
 from countoff.core.checks.framework import WRONG_LENGTH
-from countoff.core.guard import OtherRanks
 from countoff.core.protocol.counters import SpanCounters, UnusedBatches
 from countoff.core.protocol.credits import Credits
 from countoff.core.protocol.resume_record import ScheduleState
 from countoff.core.session.state import State
+from countoff.core.session.threads.other_ranks import OtherRanks
 from countoff.core.session.threads.roll_call import RollCall
 from tests.fake_store import FakeStore, FakeWriter
 from tests.outbox import written

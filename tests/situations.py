@@ -698,17 +698,17 @@ def resumes() -> Iterator[Situation]:
     begun_again = ScheduleState((0.01,), (0.1,), (0,)), ScheduleState((0.04,), (0.1,), (1,))
     changed = [ScheduleState((0.05,), (0.1,), (9,))] * 2
     found: dict[str, Verdict | None] = {
-        "the epoch begins again": resume.judge_data(record, resume.Observed(("5e", "a1"), True, 1), 1),
-        "one batch too few is skipped": resume.judge_data(record, resume.Observed(("c4", "d5"), True, 1), 1),
-        "the framework restores another batch": resume.judge_position(record, plan, 1, 5, exact),
-        "the framework restores another epoch": resume.judge_position(record, plan, 3, 0, exact),
-        "there are more ranks": resume.judge_position(record, FitPlan(batch_size=8, dp_degree=4), 1, 3, exact),
-        "the steps are not restored": resume.judge_steps(record, resume.Restored(steps=0)),
-        "the sampler's epoch is not set": resume.judge_order(record, (0, 2, 96, 0)),
-        "the epoch goes on in another order": resume.judge_issued(record, 3),
-        "the sampler has another seed": resume.judge_seed(record, (1, 1, 96, 5), 48),
-        "the schedule begins again": resume.judge_rates(record, begun_again),
-        "another learning rate": resume.judge_rates(record, changed),
+        "the epoch begins again": resume.judge_resumed_data(record, resume.Observed(("5e", "a1"), True, 1), 1),
+        "one batch too few is skipped": resume.judge_resumed_data(record, resume.Observed(("c4", "d5"), True, 1), 1),
+        "the framework restores another batch": resume.judge_resumed_position(record, plan, 1, 5, exact),
+        "the framework restores another epoch": resume.judge_resumed_position(record, plan, 3, 0, exact),
+        "there are more ranks": resume.judge_resumed_position(record, FitPlan(batch_size=8, dp_degree=4), 1, 3, exact),
+        "the steps are not restored": resume.judge_resumed_steps(record, resume.Restored(steps=0)),
+        "the sampler's epoch is not set": resume.judge_resumed_order(record, (0, 2, 96, 0)),
+        "the epoch goes on in another order": resume.judge_resumed_rows(record, 3),
+        "the sampler has another seed": resume.judge_resumed_seed(record, (1, 1, 96, 5), 48),
+        "the schedule begins again": resume.judge_resumed_rates(record, begun_again),
+        "another learning rate": resume.judge_resumed_rates(record, changed),
         "the record is torn": resume.unreadable(KeyError("epoch")),
     }
     for title, verdict in found.items():

@@ -14,12 +14,12 @@ from countoff.core.checks.data import Sampling
 from countoff.core.checks.resume import (
     Observed,
     Restored,
-    judge_data,
-    judge_order,
-    judge_position,
-    judge_rates,
-    judge_seed,
-    judge_steps,
+    judge_resumed_data,
+    judge_resumed_order,
+    judge_resumed_position,
+    judge_resumed_rates,
+    judge_resumed_seed,
+    judge_resumed_steps,
 )
 from countoff.core.protocol.resume_record import Place, ScheduleState
 from tests.situations import RESUME_RECORD
@@ -50,45 +50,45 @@ def effect(verdict: Any) -> str | None:
     ],
 )
 def test_a_position_is_compared_with_the_records(epoch: int, skipped: int, restored: Restored, expected: str | None):
-    assert effect(judge_position(RECORD, PLAN, epoch, skipped, restored)) == expected
+    assert effect(judge_resumed_position(RECORD, PLAN, epoch, skipped, restored)) == expected
 
 
 def test_the_next_epoch_follows_a_checkpoint_at_an_epochs_end():
     """It does after one that was written at the last batch, and after one whose epoch's length nobody knows."""
-    assert judge_position(replace(RECORD, left=0), PLAN, 2, 0, EXACT) is None
-    assert judge_position(replace(RECORD, left=None), PLAN, 2, 0, EXACT) is None
-    assert judge_position(replace(RECORD, epoch=2, batches=0), PLAN, 2, 0, EXACT) is None
-    found = judge_position(replace(RECORD, epoch=2, batches=0), PLAN, 3, 0, EXACT)
+    assert judge_resumed_position(replace(RECORD, left=0), PLAN, 2, 0, EXACT) is None
+    assert judge_resumed_position(replace(RECORD, left=None), PLAN, 2, 0, EXACT) is None
+    assert judge_resumed_position(replace(RECORD, epoch=2, batches=0), PLAN, 2, 0, EXACT) is None
+    found = judge_resumed_position(replace(RECORD, epoch=2, batches=0), PLAN, 3, 0, EXACT)
     assert effect(found) == "train epoch 2 is skipped."
 
 
 def test_a_checkpoint_may_be_written_before_its_batch_is_trained_on():
     """The loop may do the batch of the checkpoint again, or go on behind it."""
     before = replace(RECORD, stepped=2)
-    assert [effect(judge_position(before, PLAN, 1, skipped, Restored())) for skipped in (1, 2, 3, 4)] == [
+    assert [effect(judge_resumed_position(before, PLAN, 1, skipped, Restored())) for skipped in (1, 2, 3, 4)] == [
         "1 batch is trained on again.",
         None,
         None,
         "1 batch is skipped.",
     ]
-    assert judge_data(before, Observed(("5e", "a1"), True, 3), 1) is None
-    assert judge_data(before, Observed(("c4", "d5"), True, 1), 1) is None
-    assert effect(judge_data(before, Observed(("5e", "a1"), True, 1), 1)) == "2 batches are trained on again."
+    assert judge_resumed_data(before, Observed(("5e", "a1"), True, 3), 1) is None
+    assert judge_resumed_data(before, Observed(("c4", "d5"), True, 1), 1) is None
+    assert effect(judge_resumed_data(before, Observed(("5e", "a1"), True, 1), 1)) == "2 batches are trained on again."
 
 
 def test_another_number_of_ranks_is_counted_in_samples():
     four = replace(PLAN, dp_degree=4)
-    found = judge_position(RECORD, four, 1, 3, Restored())
+    found = judge_resumed_position(RECORD, four, 1, 3, Restored())
     assert found is not None
     assert found.sentence == (
         "train epoch 1 goes on after 96 samples (3 batches of 8 on 4 data ranks), and the checkpoint was written after "
         "48 samples (3 batches of 8 on 2 data ranks): 48 samples are skipped."
     )
-    assert judge_position(RECORD, replace(four, batch_size=4), 1, 3, Restored()) is None
-    assert judge_position(RECORD, four, 1, 3, Restored(samples=48)) is None
-    assert effect(judge_position(RECORD, four, 1, 3, Restored(samples=40))) == "8 samples are trained on again."
-    assert judge_position(RECORD, replace(four, batch_size=None), 1, 3, Restored()) is None
-    assert judge_position(replace(RECORD, batch_size=None), PLAN, 1, 5, Restored()) is None
+    assert judge_resumed_position(RECORD, replace(four, batch_size=4), 1, 3, Restored()) is None
+    assert judge_resumed_position(RECORD, four, 1, 3, Restored(samples=48)) is None
+    assert effect(judge_resumed_position(RECORD, four, 1, 3, Restored(samples=40))) == "8 samples are trained on again."
+    assert judge_resumed_position(RECORD, replace(four, batch_size=None), 1, 3, Restored()) is None
+    assert judge_resumed_position(replace(RECORD, batch_size=None), PLAN, 1, 5, Restored()) is None
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_another_number_of_ranks_is_counted_in_samples():
 def test_batches_that_are_trained_on_again_are_counted(
     prints: tuple[str, ...], batches: int, accumulation: int, expected: str | None
 ):
-    assert effect(judge_data(RECORD, Observed(prints, True, batches), accumulation)) == expected
+    assert effect(judge_resumed_data(RECORD, Observed(prints, True, batches), accumulation)) == expected
 
 
 @pytest.mark.parametrize(
@@ -126,9 +126,9 @@ def test_batches_that_are_trained_on_again_are_counted(
     ],
 )
 def test_a_samplers_epoch_goes_on(order: tuple[int, int, int, int] | None, expected: bool):
-    assert (judge_order(RECORD, order) is not None) is expected
-    assert judge_order(replace(RECORD, order=(0, 1, 96, 0)), order) is None  # the run has numbers of its own
-    assert judge_order(replace(RECORD, order=None), order) is None
+    assert (judge_resumed_order(RECORD, order) is not None) is expected
+    assert judge_resumed_order(replace(RECORD, order=(0, 1, 96, 0)), order) is None  # the run has numbers of its own
+    assert judge_resumed_order(replace(RECORD, order=None), order) is None
 
 
 @pytest.mark.parametrize(
@@ -146,19 +146,19 @@ def test_a_samplers_epoch_goes_on(order: tuple[int, int, int, int] | None, expec
 def test_a_sampler_keeps_its_seed_in_the_middle_of_an_epoch(
     order: tuple[int, int, int, int] | None, passed: int, expected: bool
 ):
-    found = judge_seed(RECORD, order, passed)
+    found = judge_resumed_seed(RECORD, order, passed)
     assert (found is not None) is expected
     if found is not None:
         assert found.sentence == (
             "train epoch 1 goes on after 48 samples in another order than it had before the checkpoint: the sampler "
             "shuffles by seed 5, and did by 0."
         )
-    assert judge_seed(replace(RECORD, left=0), order, passed) is None
-    assert judge_seed(replace(RECORD, batch_size=None), order, passed) is None
+    assert judge_resumed_seed(replace(RECORD, left=0), order, passed) is None
+    assert judge_resumed_seed(replace(RECORD, batch_size=None), order, passed) is None
 
 
 def test_a_loop_that_begins_with_epoch_0_again_is_named_first() -> None:
-    begun, stuck = judge_order(RECORD, (0, 3, 96, 0)), judge_order(RECORD, (1, 3, 96, 0))
+    begun, stuck = judge_resumed_order(RECORD, (0, 3, 96, 0)), judge_resumed_order(RECORD, (1, 3, 96, 0))
     assert begun is not None
     assert stuck is not None
     assert begun.why.startswith("The run has begun with epoch 0 again, or ")
@@ -191,27 +191,27 @@ def without_calls(states: list[ScheduleState]) -> list[ScheduleState]:
     ],
 )
 def test_learning_rates_go_on(states: list[ScheduleState], expected: str | None):
-    found = judge_rates(RECORD, states)
+    found = judge_resumed_rates(RECORD, states)
     assert (None if found is None else found.subject) == expected
 
 
 def test_a_constant_rate_says_nothing_of_its_schedule():
     constant = replace(RECORD, start_rates=((0.08,), (0.08,)))
-    assert judge_rates(constant, after(0.08, 0.08, calls=0)) is None
-    assert judge_rates(constant, without_calls(after(0.08, 0.08))) is None
+    assert judge_resumed_rates(constant, after(0.08, 0.08, calls=0)) is None
+    assert judge_resumed_rates(constant, without_calls(after(0.08, 0.08))) is None
 
 
 def test_a_rate_without_a_schedule_may_change():
     bare = replace(RECORD, schedule=ScheduleState((0.08,)))
-    found = judge_rates(bare, [ScheduleState((0.05,)), ScheduleState((0.05,))])
+    found = judge_resumed_rates(bare, [ScheduleState((0.05,)), ScheduleState((0.05,))])
     assert found is not None
     assert found.subject == "changed rate"
 
 
 def test_restored_steps_are_compared():
-    assert judge_steps(RECORD, Restored()) is None
-    assert judge_steps(RECORD, Restored(steps=9)) is None
-    assert judge_steps(RECORD, Restored(steps=0)) is not None
+    assert judge_resumed_steps(RECORD, Restored()) is None
+    assert judge_resumed_steps(RECORD, Restored(steps=9)) is None
+    assert judge_resumed_steps(RECORD, Restored(steps=0)) is not None
 
 
 class Loop:
@@ -332,13 +332,13 @@ def test_a_checkpoint_that_is_written_before_the_resumed_run_trains_has_the_same
 def test_a_second_resume_that_begins_where_the_first_one_did_is_found():
     """The state that was saved behind the first resume is that of the checkpoint from which it came."""
     record = replace(RECORD, batches=8, stepped=8, since=("b2", "b3"), since_batches=5)
-    found = judge_data(record, Observed(("b2", "b3"), True, 1), 1)
+    found = judge_resumed_data(record, Observed(("b2", "b3"), True, 1), 1)
     assert found is not None
     assert found.sentence == (
         "train epoch 1 goes on with the same batches as after the resume before this one: 5 batches are trained on "
         "again."
     )
-    assert judge_data(record, Observed(("c8", "c9"), True, 1), 1) is None
+    assert judge_resumed_data(record, Observed(("c8", "c9"), True, 1), 1) is None
 
 
 class Issued:

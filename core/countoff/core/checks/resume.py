@@ -39,13 +39,13 @@ __all__ = [
     "Observed",
     "Restored",
     "Resumes",
-    "judge_data",
-    "judge_issued",
-    "judge_order",
-    "judge_position",
-    "judge_rates",
-    "judge_seed",
-    "judge_steps",
+    "judge_resumed_data",
+    "judge_resumed_order",
+    "judge_resumed_position",
+    "judge_resumed_rates",
+    "judge_resumed_rows",
+    "judge_resumed_seed",
+    "judge_resumed_steps",
     "unreadable",
 ]
 
@@ -216,9 +216,9 @@ class Resumes(Check):
             alike = self._record.epoch == epoch and _cut_alike(self._record, self._plan, self._data.dp_rank)
             if alike and self._record.order is not None:  # a rank may have loaded the record of another one
                 self._data.begun_as = self._record.order, self._record.prints
-            found = judge_position(self._record, self._plan, epoch, span.started, self._restored)
+            found = judge_resumed_position(self._record, self._plan, epoch, span.started, self._restored)
             self._judged = found is not None  # what is read and trained on follows from it
-            self._say(found or judge_steps(self._record, self._restored))
+            self._say(found or judge_resumed_steps(self._record, self._restored))
 
     def _skips_again(self, span: SpanCounters, epoch: int) -> bool:
         """Whether a later epoch skips as many batches as were trained on in the epoch of the checkpoint."""
@@ -321,7 +321,7 @@ class Resumes(Check):
         alike = record.epoch == self._epoch and _reads_alike(record, self._plan, self._data.dp_rank)
         if alike and position and reads.goes_on(record.issued, position) is False:
             self._judged = True
-            self._say(judge_issued(record, position))
+            self._say(judge_resumed_rows(record, position))
 
     def _look_at_rest(self, span: SpanCounters, reason: Reason) -> None:
         """Tells whether the epoch behind the one of the checkpoint has only what was the rest of that one."""
@@ -371,7 +371,7 @@ class Resumes(Check):
         if self._record is not None:
             self._after.append(now)
             if len(self._after) == _STEPS:
-                self._say(judge_rates(self._record, self._after))
+                self._say(judge_resumed_rates(self._record, self._after))
 
     def _goes_beyond(self, span: SpanCounters) -> bool:
         """Whether the record is known to stand in the middle of the epoch.
@@ -398,9 +398,13 @@ class Resumes(Check):
         if record is None or record.epoch != self._epoch or self._handed is None:
             return
         if record.left != 0 and _comparable(record, observed, self._plan):
-            self._say(judge_data(record, observed, self._plan.gradient_accumulation_steps or 1))
+            self._say(judge_resumed_data(record, observed, self._plan.gradient_accumulation_steps or 1))
         order = self._data.order
-        self._say(judge_order(record, order) or judge_seed(record, order, self._passed_over()) or self._passed_others())
+        self._say(
+            judge_resumed_order(record, order)
+            or judge_resumed_seed(record, order, self._passed_over())
+            or self._passed_others()
+        )
 
     def _passed_others(self) -> Verdict | None:
         """Tells whether the loop has passed over as many batches as were trained on, and they were other ones."""
@@ -410,7 +414,7 @@ class Resumes(Check):
         passed = (self._handed or 0) - accumulation
         if self._skipped or passed != record.batches or not _reads_alike(record, self._plan, self._data.dp_rank):
             return None
-        return judge_issued(record, passed) if reads.goes_on(record.issued, passed, again=True) is False else None
+        return judge_resumed_rows(record, passed) if reads.goes_on(record.issued, passed, again=True) is False else None
 
     def _passed_over(self) -> int:
         """Samples of the epoch, of all ranks, that this run is sure to have passed over before its first step."""
@@ -436,7 +440,7 @@ class Resumes(Check):
         return ScheduleState(rates, base, calls, now.calls_per_step)
 
 
-def judge_steps(record: ResumeRecord, restored: Restored) -> Verdict | None:
+def judge_resumed_steps(record: ResumeRecord, restored: Restored) -> Verdict | None:
     """Compares the optimizer steps that the framework has restored with those of the record."""
     if restored.steps is None or restored.steps == record.steps:
         return None
@@ -447,7 +451,9 @@ def judge_steps(record: ResumeRecord, restored: Restored) -> Verdict | None:
     )
 
 
-def judge_position(record: ResumeRecord, plan: FitPlan, epoch: int, skipped: int, restored: Restored) -> Verdict | None:
+def judge_resumed_position(
+    record: ResumeRecord, plan: FitPlan, epoch: int, skipped: int, restored: Restored
+) -> Verdict | None:
     """Compares the position at which a resumed run begins its first train epoch with that of the record.
 
     Args:
@@ -489,7 +495,7 @@ def judge_position(record: ResumeRecord, plan: FitPlan, epoch: int, skipped: int
     return _mismatch(f"{sentence}: {effect}.", POSITION, _SIZES_WHY)
 
 
-def judge_data(record: ResumeRecord, observed: Observed, accumulation: int) -> Verdict | None:
+def judge_resumed_data(record: ResumeRecord, observed: Observed, accumulation: int) -> Verdict | None:
     """Tells from fingerprints whether a resumed run trains again on batches that the record has as trained on.
 
     Args:
@@ -523,7 +529,7 @@ def judge_data(record: ResumeRecord, observed: Observed, accumulation: int) -> V
     return _mismatch(f"{sentence}: {_effect(-again, 'batch')}.", AGAIN)
 
 
-def judge_order(record: ResumeRecord, order: tuple[int, int, int, int] | None) -> Verdict | None:
+def judge_resumed_order(record: ResumeRecord, order: tuple[int, int, int, int] | None) -> Verdict | None:
     """Tells whether the sampler of a resumed run shuffles by an epoch that is not the next one.
 
     Args:
@@ -546,7 +552,7 @@ def judge_order(record: ResumeRecord, order: tuple[int, int, int, int] | None) -
     )
 
 
-def judge_seed(record: ResumeRecord, order: tuple[int, int, int, int] | None, passed: int) -> Verdict | None:
+def judge_resumed_seed(record: ResumeRecord, order: tuple[int, int, int, int] | None, passed: int) -> Verdict | None:
     """Tells whether the sampler of a run that goes on in the middle of an epoch shuffles it by another seed.
 
     Args:
@@ -567,7 +573,7 @@ def judge_seed(record: ResumeRecord, order: tuple[int, int, int, int] | None, pa
     )
 
 
-def judge_issued(record: ResumeRecord, position: int) -> Verdict:
+def judge_resumed_rows(record: ResumeRecord, position: int) -> Verdict:
     """Returns the verdict about a run that goes on in another order than its epoch had before the checkpoint.
 
     Args:
@@ -581,7 +587,7 @@ def judge_issued(record: ResumeRecord, position: int) -> Verdict:
     return _mismatch(sentence, ISSUED)
 
 
-def judge_rates(record: ResumeRecord, after: Sequence[ScheduleState]) -> Verdict | None:
+def judge_resumed_rates(record: ResumeRecord, after: Sequence[ScheduleState]) -> Verdict | None:
     """Compares the learning rates of the first optimizer steps after a resume with the record.
 
     Args:

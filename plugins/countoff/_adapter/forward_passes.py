@@ -44,7 +44,7 @@ def count_forward_passes(modules: Iterable[Any], count: Callable[[], None]) -> C
     Raises:
         TypeError: If one is not a `torch.nn.Module`, or takes no hooks; then none is observed.
     """
-    passes, modules = _Passes(count), list(modules)
+    passes, modules = _ForwardPasses(count), list(modules)
     check_modules(modules)
     with contextlib.ExitStack() as stack:
         for module in modules:
@@ -72,7 +72,7 @@ class _Thread(threading.local):
     depth = 0
 
 
-class _Passes:
+class _ForwardPasses:
     """The passes of modules that one handle observes.
 
     Attributes:
@@ -94,7 +94,7 @@ class _OfEachPass(Hook):
         passes: What is known of the passes of all modules.
     """
 
-    def __init__(self, passes: _Passes) -> None:
+    def __init__(self, passes: _ForwardPasses) -> None:
         self._passes = passes
 
 

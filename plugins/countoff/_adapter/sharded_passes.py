@@ -46,7 +46,7 @@ def count_sharded_passes(fit: Fit) -> Callable[[], None]:
         models = [part for parts in found for part in parts]
         groups = [shards_group(model, fit.guard.state.ranks) for model in models]
         if models and all(found) and all(group is not None for group in groups):
-            passes = _Passes(fit)
+            passes = _ShardedPasses(fit)
             for model, group in zip(models, groups, strict=True):
                 begin, end = _Calls(passes, passes.begin_in(group)), _Calls(passes, passes.end)
                 # Before FSDP's own hook, which gathers, and behind the one that frees what was gathered.
@@ -103,7 +103,7 @@ def _is_sharded(module: Any) -> bool:
     return fsdp is not None and any(getattr(fsdp, name, None) in bases_of(type(module)) for name in names)
 
 
-class _Passes:
+class _ShardedPasses:
     """The passes of a fit's models.
 
     Args:
@@ -150,7 +150,7 @@ class _Calls(Hook):
         call: The function.
     """
 
-    def __init__(self, passes: _Passes, call: Callable[..., None]) -> None:
+    def __init__(self, passes: _ShardedPasses, call: Callable[..., None]) -> None:
         self._passes = passes
         self._call = call
 

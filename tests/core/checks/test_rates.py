@@ -52,10 +52,10 @@ def test_sync_points_with_other_rates_are_a_mismatch(kind: SyncKind, span: str, 
         "LearningRateMismatch",
         (0, 3),
         "differ",
-        "mark/5",
+        "sync_point/5",
     )
     assert verdict.sentence == f"{words}, rank 0 trains with learning rate 0.1, 0.2 and rank 3 with 0.1, 0.3."
-    assert verdict_from_json(json.loads(json.dumps(verdict_to_json(verdict)))).point == "mark/5"
+    assert verdict_from_json(json.loads(json.dumps(verdict_to_json(verdict)))).point == "sync_point/5"
 
 
 @pytest.mark.parametrize("rates", [(), (0.1,), (0.1, 0.2, 0.3), (0.1, 0.2)])
@@ -169,10 +169,10 @@ def test_rates_that_differ_by_one_factor_from_the_start_are_base_rates(
 def test_a_rank_remembers_its_rates_at_the_last_points() -> None:
     log = RateLog()
     for number in range(100):
-        log.keep(f"mark/{number}", (float(number),))
-    log.keep("mark/100", ())
-    assert log.at("mark/99") == [99.0]
-    assert log.at("mark/3") is log.at("mark/100") is log.at("mark/101") is None
+        log.keep(f"sync_point/{number}", (float(number),))
+    log.keep("sync_point/100", ())
+    assert log.at("sync_point/99") == [99.0]
+    assert log.at("sync_point/3") is log.at("sync_point/100") is log.at("sync_point/101") is None
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_the_table_has_as_few_digits_as_tell_the_rates_apart() -> None:
 
 def published(rates: list[list[float] | None]) -> Verdict:
     """The verdict about rates with the table of so many ranks."""
-    verdict = Verdict("LearningRateMismatch", "they differ.", (2, 1), standing="differ", point="mark/3", time=1.0)
+    verdict = Verdict("LearningRateMismatch", "they differ.", (2, 1), standing="differ", point="sync_point/3", time=1.0)
     common = {"where": EPOCH, "batches": 4, "fetched": 4, "steps": 3, "state": "in batch 4"}
     rows = {
         rank: {"rank": rank, **common, "known": 1.0, "failure": "", "side": None, "host": "a", "rates": each}

@@ -45,7 +45,9 @@ def test_an_entry_of_an_unknown_type_is_skipped() -> None:
     assert state.end is None
 
 
-@pytest.mark.parametrize("entry", [{}, {"type": "mark"}, {"type": "mark", "index": "x"}, {"type": "end", "verdict": 3}])
+@pytest.mark.parametrize(
+    "entry", [{}, {"type": "sync_point"}, {"type": "sync_point", "index": "x"}, {"type": "end", "verdict": 3}]
+)
 def test_a_malformed_entry_is_refused(entry: dict[str, Any]) -> None:
     """A malformed entry raises, and has no effect."""
     state = state_of()

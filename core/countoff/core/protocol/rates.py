@@ -29,7 +29,7 @@ class RateLog:
 
 def point_of(sync_index: int) -> str:
     """The name of a sync point as a point at which learning rates are compared."""
-    return f"mark/{sync_index}"
+    return f"sync_point/{sync_index}"
 
 
 def compared_rates(rates: Iterable[float]) -> tuple[float, ...]:

@@ -297,7 +297,7 @@ def verdict_to_json(verdict: Verdict) -> dict[str, Any]:
         "standing": verdict.standing,
         "gone": verdict.gone,
         "time": verdict.time,
-        "mark_index": verdict.sync_index,
+        "sync_index": verdict.sync_index,
         "announced": verdict.announced,
         **({} if verdict.begun is None else {"begun": verdict.begun}),
     }
@@ -319,7 +319,7 @@ def verdict_from_json(record: Mapping[str, Any]) -> Verdict:
         time=float(record["time"]),
         subject=str(record["subject"]),
         point=str(record.get("point", "")),  # another version may not write it
-        sync_index=int(record["mark_index"]),
+        sync_index=int(record["sync_index"]),
         announced=bool(record["announced"]),
         standing=parse_standing(record.get("standing")),
         begun=None if record.get("begun") is None else parse_count(record["begun"]),  # another version may not write it
@@ -384,12 +384,12 @@ def record_text(record: Mapping[str, Any]) -> str:
 
 def sync_entry(index: int, sync_point: SyncPoint) -> dict[str, Any]:
     """The log's entry for a sync point that this rank is the first to pass."""
-    return {"type": "mark", "index": index, "mark": sync_point.to_json()}
+    return {"type": "sync_point", "index": index, "sync_point": sync_point.to_json()}
 
 
 def announcement_entry(opened: int, closing: SyncPoint) -> dict[str, Any]:
     """The log's entry that announces at which count this rank will close the span opened by sync point `opened`."""
-    return {"type": "announcement", "opened": opened, "mark": closing.to_json()}
+    return {"type": "announcement", "opened": opened, "sync_point": closing.to_json()}
 
 
 def verdict_entry(kind: Literal["end", "notice"], verdict: Verdict) -> dict[str, Any]:

@@ -440,7 +440,7 @@ class State:
     def _parse(self, entry: Mapping[str, Any]) -> Callable[[], None]:
         """Checks an entry whole before any of it takes effect, and returns what it does."""
         match entry["type"]:
-            case "mark":
+            case "sync_point":
                 sync_point, index = self._parse_sync_point(entry), parse_count(entry["index"])
                 return lambda: self._receive_sync_point(index, sync_point)
             case "announcement":
@@ -469,7 +469,7 @@ class State:
                 return lambda: None
 
     def _parse_sync_point(self, entry: Mapping[str, Any]) -> SyncPoint:
-        sync_point = SyncPoint.from_json(entry["mark"])
+        sync_point = SyncPoint.from_json(entry["sync_point"])
         parse_rank(sync_point.rank, self.ranks)
         return sync_point
 

@@ -136,7 +136,7 @@ def test_the_trace_has_the_length_of_each_ranks_own_loader(pair: Callable[..., P
 BROKEN: dict[str, str | bytes] = {
     "no JSON": "GET / HTTP/1.1\r\n",
     "no text": b"\xff\xfe\x00\x80",
-    "truncated": '{"type": "mark", "index": 1, "ma',
+    "truncated": '{"type": "sync_point", "index": 1, "sync',
     "nested too deeply": "[" * 1000,
     "nested objects": '{"a":' * 200,
     "no object": "[1, 2]",
@@ -146,15 +146,15 @@ BROKEN: dict[str, str | bytes] = {
 
 
 def sync_point(**changes: Any) -> dict[str, Any]:
-    return {"type": "mark", "index": 1, "mark": {**SYNC_POINT, **changes}}
+    return {"type": "sync_point", "index": 1, "sync_point": {**SYNC_POINT, **changes}}
 
 
 WRONG: dict[str, Any] = {
     "no type": {},
     "no guard": {"guard": None},
     "a guard that is none": {**sync_point(), "guard": -1},
-    "no sync point": {"type": "mark", "index": 1},
-    "a sync point that is text": {"type": "mark", "index": 1, "mark": "train_start"},
+    "no sync point": {"type": "sync_point", "index": 1},
+    "a sync point that is text": {"type": "sync_point", "index": 1, "sync_point": "train_start"},
     "a negative number": {**sync_point(), "index": -1},
     "an absurd number": {**sync_point(), "index": 2**70},
     "a number that is none": {**sync_point(), "index": float("nan")},
@@ -169,7 +169,7 @@ WRONG: dict[str, Any] = {
     "a negative rank": sync_point(rank=-1),
     "no time": sync_point(time=None),
     "an announcement of nothing": {"type": "announcement"},
-    "an absurd announcement": {"type": "announcement", "opened": 2**70, "mark": SYNC_POINT},
+    "an absurd announcement": {"type": "announcement", "opened": 2**70, "sync_point": SYNC_POINT},
     "an empty verdict": {"type": "end", "verdict": {}},
     "a verdict that is a list": {"type": "end", "verdict": [1]},
     "a verdict on nobody": {"type": "end", "verdict": {"kind": "LostRank", "ranks": [-1]}},

@@ -151,7 +151,7 @@ def test_a_crash_after_other_steps_names_the_steps(rank: Rank) -> None:
     state.reach(state.sync_point("train_start", span.name, "", span, span), span)
     span.started, state.steps = 5, 3
     ended = SyncPoint("train_end", span.name, 5, "exhausted", 2, rank=1)
-    state.receive({"type": "mark", "index": 2, "mark": ended.to_json()})
+    state.receive({"type": "sync_point", "index": 2, "sync_point": ended.to_json()})
     begin_fit(rank.store, 1)
     rank.writer.session.heartbeats.neighbours[1] = Process(1, os.getpid(), 1)
     state.collective_failed = True

@@ -142,7 +142,7 @@ class ResumeRecord:
             "schedule": {
                 "rates": list(self.schedule.rates),
                 "base_rates": list(self.schedule.base_rates),
-                "ticks": list(self.schedule.calls),
+                "calls": list(self.schedule.calls),
             },
             "start_rates": [list(rates) for rates in self.start_rates],
             "prints": list(self.prints),
@@ -179,7 +179,7 @@ class ResumeRecord:
             schedule=ScheduleState(
                 _rates(schedule["rates"]),
                 _rates(schedule["base_rates"]),
-                tuple(parse_count(calls) for calls in schedule["ticks"]),
+                tuple(parse_count(calls) for calls in schedule["calls"]),
             ),
             start_rates=tuple(_rates(rates) for rates in found["start_rates"]),
             prints=tuple(str(digest) for digest in found["prints"]),

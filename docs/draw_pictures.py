@@ -43,7 +43,7 @@ def main() -> None:
             scheme = [{"name": "prefers-color-scheme", "value": "light"}]
             browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": scheme})
             browser.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})
-            draw(browser, uneven, "uneven", "h1, .bad, #timeline, #partings")
+            draw(browser, uneven, "uneven", "h1, .bad, #timeline, #divergences")
             draw(
                 browser,
                 directory / "slow",

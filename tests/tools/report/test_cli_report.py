@@ -266,12 +266,12 @@ def test_json_has_the_facts_of_the_page_and_no_page_is_written(
     assert [rank["batches"] for rank in only["ranks"]] == [91, 91, 90, 91, 91, 91, 91, 91]
     assert only["ranks"][2]["unlike_most"] == ["named by the verdict", "other counts"]
     assert only["ranks"][0]["end"]["how"] == "verdict"
-    (divergence,) = only["partings"]
+    (divergence,) = only["divergences"]
     assert (divergence["span"], divergence["counts"]) == ("train epoch 0", "batch")
     assert divergence["groups"][0] == {"count": 90, "ranks": [2]}
     short, others = only["spans"][0]["counts"]
-    assert (short["ranks"], short["batches"], short["odd"]) == ([2], 90, True)
-    assert (others["batches"], others["odd"]) == (91, False)
+    assert (short["ranks"], short["batches"], short["outlier"]) == ([2], 90, True)
+    assert (others["batches"], others["outlier"]) == (91, False)
     assert only["stacks"][0] == {"ranks": [2], "state": "code", "frames": ["train.py:60 in main"]}
 
 

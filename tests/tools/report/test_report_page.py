@@ -120,13 +120,13 @@ def test_the_lanes_are_in_the_document_with_the_odd_one_first(show: Callable[[Pa
     example_traces.uneven(tmp_path / "trace")
     page = show(tmp_path / "trace")
     assert page.texts(".lanes b") == ["rank 2", "rank 0", "rank 1", *(f"rank {rank}" for rank in range(3, 8))]
-    assert page.texts(".lanes dt.odd em") == ["named by the verdict; other counts"]
+    assert page.texts(".lanes dt.outlier em") == ["named by the verdict; other counts"]
     assert page.texts(".lanes small") == ["node0", "node0", "node0", "node0", *["node1"] * 4]
-    assert page.texts("#partings p") == [
+    assert page.texts("#divergences p") == [
         "15:07:25 UTC: the ranks' counts begin to differ in train epoch 0: rank 2: 90 batches; ranks 0, 1, 3–7: 91 "
         "batches"
     ]
-    assert page.texts("td.odd") == ["named by the verdict; other counts", "≠ 90 batches, 90 steps"]
+    assert page.texts("td.outlier") == ["named by the verdict; other counts", "≠ 90 batches, 90 steps"]
 
 
 def test_a_lane_has_the_spans_of_its_rank_with_counts_and_times(show: Callable[[Path], Page], tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_labels_that_have_no_room_are_left_out() -> None:
         ("slow", ["train", "evaluation", "waits"]),
         ("stall", ["train", "collective", "code", "end"]),
         ("killed", ["train", "unknown", "end"]),
-        ("verdict", ["train", "collective", "parting", "end"]),
+        ("verdict", ["train", "collective", "divergence", "end"]),
         ("resumed", ["train", "gap", "end"]),
     ],
 )
@@ -436,7 +436,7 @@ def test_each_group_of_ranks_has_its_learning_rates_where_they_differ(
     assert page.texts("#learning_rates tbody tr") == ["rank 3\t≠ 0.0375\t≠ 0.025", "ranks 0–2\t0.075\t0.05"]
     assert page.texts("#learning_rates .legend li") == ["rank 3", "ranks 0–2"]
     assert page.run("return document.querySelectorAll('#learning_rates polyline').length") == 2
-    assert page.texts(".lanes dt.odd em") == ["other learning rates"]
+    assert page.texts(".lanes dt.outlier em") == ["other learning rates"]
 
 
 def test_equal_learning_rates_are_shown_once(show: Callable[[Path], Page], tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def _divergences(run: Run) -> Fact:
         for divergence in found
     ]
     said = [f"{clock(divergence.time)} UTC: {divergence.sentence}" for divergence in found]
-    return Fact("partings", value, [Lines(said)] if said else [])
+    return Fact("divergences", value, [Lines(said)] if said else [])
 
 
 def _ranks(run: Run, classes: Sequence[RankClass]) -> Fact:
@@ -160,7 +160,7 @@ def _span(pace: Pace, counts: CountsTable, place: int) -> dict[str, Any]:
         "median_seconds": pace.median_seconds,
         "slow": pace.slow,
     }
-    pause = {"rank": pace.paused, "seconds": pace.pause_seconds, "odd": pace.pause_is_outlier}
+    pause = {"rank": pace.paused, "seconds": pace.pause_seconds, "outlier": pace.pause_is_outlier}
     return {
         "span": str(pace.key),
         "evaluation": pace.is_evaluation,
@@ -171,7 +171,7 @@ def _span(pace: Pace, counts: CountsTable, place: int) -> dict[str, Any]:
         "loader": loader if pace.measured else None,
         "pause": None if pace.paused is None else pause,
         "counts": [
-            {"ranks": ranks, **cell._asdict(), "odd": outlier} for ranks, cell, outlier in cells if cell is not None
+            {"ranks": ranks, **cell._asdict(), "outlier": outlier} for ranks, cell, outlier in cells if cell is not None
         ],
     }
 

@@ -33,7 +33,7 @@ _LEGEND = (
     ("collective", "", "pause: waiting in a collective"),
     ("code", "", "pause in its own code"),
     ("unknown", "", "no more data from this rank"),
-    ("parting", "", "where the ranks' counts begin to differ"),
+    ("divergence", "", "where the ranks' counts begin to differ"),
     ("gap", "", "between runs"),
     ("end", "×", "verdict, failed, or no end"),
 )
@@ -111,7 +111,7 @@ def _legend(lanes: list[Lane], *, divergences: bool, gaps: bool) -> list[tuple[s
     drawn = {shape.kind for lane in lanes for shape in lane.shapes}
     drawn |= {"waits"} if any(lane.waits for lane in lanes) else set()
     drawn |= {"end"} if any(lane.crosses for lane in lanes) else set()
-    drawn |= {name for name, is_there in (("parting", divergences), ("gap", gaps)) if is_there}
+    drawn |= {name for name, is_there in (("divergence", divergences), ("gap", gaps)) if is_there}
     return [each for each in _LEGEND if each[0] in drawn]
 
 

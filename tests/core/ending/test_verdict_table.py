@@ -21,13 +21,13 @@ from countoff.core.verdict import TABLE_ROWS, Verdict, at_hosts
 from tests.fake_store import FakeStore
 
 
-def with_published(ranks: int, verdict: Verdict, remedies: dict[str, str], **header: Any) -> Verdict:
+def with_published(counted: int, verdict: Verdict, remedies: dict[str, str], **header: Any) -> Verdict:
     """The verdict with a table of so many ranks, of which rank 2 is the outlier."""
     store = FakeStore()
-    for place in range(min(ranks, TABLE_ROWS)):
+    for place in range(min(counted, TABLE_ROWS)):
         store.set(f"table/{place}", row(place, SpanCounters("train epoch 0", started=5), 2, "in batch 5"))
-    store.set("table", {"rows": ranks, "odd": [2], "spread": 0.002, "failed": None, **header})
-    return with_table(store, verdict, remedies, ranks)
+    store.set("table", {"rows": counted, "ranks": [2], "spread": 0.002, "failed": None, **header})
+    return with_table(store, verdict, remedies, counted)
 
 
 def test_the_published_table_goes_into_the_verdict() -> None:
@@ -66,7 +66,7 @@ def test_a_rank_that_has_not_looked_for_its_neighbours_prints_one_line(capsys: p
     first.introduce(store)
     state.adopt(Verdict("PlanMismatch", "they differ.", (0, 1)))
     state.answered.set()
-    store.set("table", {"rows": 0, "odd": [0, 1], "spread": None, "failed": None})
+    store.set("table", {"rows": 0, "ranks": [0, 1], "spread": None, "failed": None})
     store.set("told/0", {"told": True})
     print_with_table(store, state, own)
     assert capsys.readouterr().err.splitlines() == [
@@ -158,7 +158,7 @@ def test_all_ranks_of_a_large_host_are_named() -> None:
     assert verdict_from_json(json.loads(json.dumps(verdict_to_json(lost)))).ranks == lost.ranks
     striped = tuple(range(0, 4096, 2))  # as in a layout with two pipeline stages
     assert verdict_from_json(json.loads(json.dumps(verdict_to_json(replace(lost, ranks=striped))))).ranks == striped
-    found = with_published(16, lost, {}, **ranks_to_json(lost.ranks, "odd"))
+    found = with_published(16, lost, {}, **ranks_to_json(lost.ranks))
     assert replace(found, world_size=40).render().splitlines()[1] == "  lost: ranks 16–39 of 40 ranks"
 
 

@@ -83,7 +83,7 @@ def test_the_text_of_any_exception_fits_into_a_record(error: str, name: str) -> 
     encode(written(state)[0])
     assert state.failure is not None
     encode({**line, "known": 1700000000.123456, "failure": state.failure.to_json(), "host": "x" * 64, "side": True})
-    header = {"rows": 16, **ranks_to_json(FAR_APART, "odd"), "standing": "ran out first", "behind": [99_999] * 8}
+    header = {"rows": 16, **ranks_to_json(FAR_APART), "standing": "ran out first", "behind": [99_999] * 8}
     event = told_as_one({10: state.failure, 11: dataclasses.replace(state.failure, where="before its first batch")})
     encode({**header, "spread": 29.123456789, "failed": [state.rank, clip(event, 300)], "groups": 8})
     encode({**ranks_to_json(FAR_APART), "event": clip(event, 420)})

@@ -290,7 +290,7 @@ def _other_contents(span: str, records: Mapping[int, StreamFacts]) -> Verdict | 
         return None
     if any(facts.whole is None for facts in everything):
         return None  # these may be the same rows, changed at random
-    who, minority = _odd(records, lambda facts: facts.contents)
+    who, minority = _outliers(records, lambda facts: facts.contents)
     is_share = not minority and _may_be_share(everything[0])
     if everything[0].first_only and not is_share:
         return None  # rank 0 reads all that is read
@@ -339,7 +339,7 @@ def _other_elements(span: str, records: Mapping[int, StreamFacts]) -> Verdict | 
         return _differing(span, records, begin_of, f"their first {common} {what} are not the same")
     if overlap or (first.sampler and not all(map(_may_be_share, everything))):
         return None
-    who, minority = _odd(records, begin_of)
+    who, minority = _outliers(records, begin_of)
     if minority:
         return _differing(span, records, begin_of, f"their first {common} {what} have none in common")
     if not first.sampler:
@@ -370,7 +370,7 @@ def _differing(
     span: str, records: Mapping[int, StreamFacts], by: Callable[[StreamFacts], Any], how: str, subject: str = ""
 ) -> Verdict | None:
     """A `StreamsDiffer`, if the ranks' streams differ in what `by` returns."""
-    who, minority = _odd(records, by)
+    who, minority = _outliers(records, by)
     if not who:
         return None
     dealer, ways = records[who[0]].dealer, records[who[0]].ways
@@ -383,7 +383,7 @@ def _differing(
     return STREAMS_DIFFER.found(sentence, who, why=why, subject=subject)
 
 
-def _odd(records: Mapping[int, StreamFacts], by: Callable[[StreamFacts], Any]) -> tuple[tuple[int, ...], bool]:
+def _outliers(records: Mapping[int, StreamFacts], by: Callable[[StreamFacts], Any]) -> tuple[tuple[int, ...], bool]:
     """The ranks that differ from most others, and True; if there are no such, all ranks, or none if all agree."""
     groups = ranks_by({rank: by(facts) for rank, facts in records.items()})
     if len(groups) == 1:

@@ -175,7 +175,7 @@ def publish_table(channel: Channel, verdict: Verdict, rows: Records, *, complete
         channel.set(f"failed/{place}", {**ranks_to_json(ranks), "event": clip(event, 420)})
     spread = max((row["known"] for row in rows.values()), default=0.0) - verdict.time
     header = {
-        **ranks_to_json(named, "odd"),
+        **ranks_to_json(named),
         "rows": len(rows),
         "lines": len(lines),
         "standing": "out of step" if outliers else verdict.standing,
@@ -234,7 +234,7 @@ def with_table(
     return replace(
         verdict,
         sentence=verdict.sentence if apart is None else f"{verdict.sentence.removesuffix('.')}: {apart.in_words}.",
-        ranks=ranks_from_json(header, "odd"),
+        ranks=ranks_from_json(header),
         standing=parse_standing(header.get("standing")),
         behind=tuple(int(rank) for rank in header.get("behind", ())),
         rows=rows,

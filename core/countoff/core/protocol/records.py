@@ -326,15 +326,10 @@ def verdict_from_json(record: Mapping[str, Any]) -> Verdict:
     )
 
 
-def ranks_to_json(ranks: Sequence[int], key: str = "ranks") -> dict[str, Any]:
-    """The ranks that a verdict names as a part of a record: as runs of evenly spaced ones too where they are many.
-
-    Args:
-        ranks: The ranks.
-        key: The key under which the first ones are listed.
-    """
+def ranks_to_json(ranks: Sequence[int]) -> dict[str, Any]:
+    """The ranks that a verdict names as a part of a record: as runs of evenly spaced ones too where they are many."""
     runs = {"runs": _runs_of(ranks)[:_RUNS]} if len(ranks) > _LISTED_RANKS else {}
-    return {key: list(ranks[:_LISTED_RANKS]), **runs}
+    return {"ranks": list(ranks[:_LISTED_RANKS]), **runs}
 
 
 def _runs_of(ranks: Sequence[int]) -> list[list[int]]:
@@ -356,14 +351,14 @@ def _runs_of(ranks: Sequence[int]) -> list[list[int]]:
     return runs
 
 
-def ranks_from_json(record: Mapping[str, Any], key: str = "ranks") -> tuple[int, ...]:
+def ranks_from_json(record: Mapping[str, Any]) -> tuple[int, ...]:
     """Reads the ranks that another rank's verdict names.
 
     Raises:
         KeyError, TypeError, ValueError: If the record has none.
     """
     if "runs" not in record:
-        return tuple(parse_count(rank) for rank in record[key])
+        return tuple(parse_count(rank) for rank in record["ranks"])
     runs = [
         range(parse_count(first), parse_count(last) + 1, parse_count(step))
         for first, last, step in record["runs"][:_RUNS]

@@ -56,7 +56,7 @@ def measure(world_size: int) -> tuple[Simulation, list[int]]:
     """
     left: list[int] = []
     with Simulation(world_size) as simulation:
-        simulation.call("introduce")
+        simulation.call("register")
         simulation.count_off()
         simulation.sync_point("fit", "_pass", "fit_start", "the fit")
         for epoch in EPOCHS:

@@ -25,7 +25,7 @@ from integration_tests.harness import _forkserver  # pyright: ignore[reportPriva
 _GROUPS = 4  # processes of simulated ranks, beside that of rank 0
 _PER_SYNC_POINT, _ALL_AT_ONCE = "sync point, one rank first", "sync point, all ranks at once"
 _START, _SPAN, _TICK = "roll call at fit start", "sync point and roll call at a span's end", "tick"
-_MEETING, _INTRODUCTION = "rendezvous", "introduction"
+_MEETING, _REGISTRATION = "rendezvous", "registration"
 _HEARTBEAT, _EXIT = "heartbeat", "all exit without the fit's end"
 _PLAN_COUNTS = (4096, 16_384, 100_000)
 _SIZES = 64, 512, 4096, 32_768, 100_000
@@ -193,7 +193,7 @@ def measure(world_size: int, repeats: int) -> Simulation:
     """
     with Simulation(world_size) as simulation:
         simulation.measure(_MEETING, "meet", world_size)
-        simulation.measure(_INTRODUCTION, "introduce")
+        simulation.measure(_REGISTRATION, "register")
         simulation.count_off()
         simulation.sync_point(_ALL_AT_ONCE, "_pass", "fit_start", "the fit")
         simulation.call("heartbeat")  # not measured: with the first one, rank 0 looks whether all have sent theirs
@@ -241,7 +241,7 @@ def repeats_of(size: int) -> int:
 
 def costs(size: int, simulation: Simulation) -> Table:
     rows: list[dict[str, Any]] = []
-    for name in (_MEETING, _INTRODUCTION, _START, _ALL_AT_ONCE, _PER_SYNC_POINT, _SPAN, _TICK, _HEARTBEAT, _EXIT):
+    for name in (_MEETING, _REGISTRATION, _START, _ALL_AT_ONCE, _PER_SYNC_POINT, _SPAN, _TICK, _HEARTBEAT, _EXIT):
         cost = simulation.costs[name]
         row: dict[str, Any] = {"what": name, "ranks": size, "times": cost.times}
         row |= {"operations": round(cost.total(0)), "per rank": cost.total(0) / size}

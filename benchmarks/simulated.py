@@ -298,10 +298,10 @@ class RankGroup:
             while questions := [question for question in questions if question.answer() is None]:
                 time.sleep(pause_since(began, world_size))
 
-    def introduce(self) -> None:
+    def register(self) -> None:
         """Every rank writes which host it is on."""
         for rank in self.ranks:
-            rank.session.heartbeats.introduce(self.writer_channel)
+            rank.session.heartbeats.register(self.writer_channel)
 
     def count_off(self) -> None:
         """Every rank reports what its fit begins with, and looks once for the answer."""

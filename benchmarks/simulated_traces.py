@@ -199,7 +199,7 @@ def write(directory: Path, ranks: int, epochs: int) -> int:
     """
     with Simulation(ranks, group_process, str(directory)) as simulation:
         simulation.call("meet", ranks)
-        simulation.call("introduce")
+        simulation.call("register")
         simulation.call("begin_traces", epochs)
         simulation.count_off()
         simulation.call("sync_point", 1.0, "_pass", "fit_start", "the fit")

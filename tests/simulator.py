@@ -146,7 +146,7 @@ class Rank:
         self._chance = None if self.program.reader is None else random.Random(self.program.reader)
         self._synced = job.synced
         self._script = self._run()
-        self.writer.submit(self.writer.session.heartbeats.introduce)
+        self.writer.submit(self.writer.session.heartbeats.register)
 
     def train(self, ranks: Sequence["Rank"]) -> bool:
         """Makes one step in the training loop, unless a verdict has ended it or a collective waits for other ranks.

@@ -61,9 +61,9 @@ def test_a_rank_that_has_not_looked_for_its_neighbours_prints_one_line(capsys: p
     """A verdict of the roll call comes before the answer with which ranks look for the others of their host."""
     store, state = FakeStore(), State(1, 2, Settings(), {})
     first, own = Heartbeats(0, range(2)), Heartbeats(1, range(2))
-    own.introduce(store)
+    own.register(store)
     own.send(store, 0)
-    first.introduce(store)
+    first.register(store)
     state.adopt(Verdict("PlanMismatch", "they differ.", (0, 1)))
     state.answered.set()
     store.set("table", {"rows": 0, "ranks": [0, 1], "spread": None, "failed": None})

@@ -177,7 +177,7 @@ def on_hosts(monkeypatch: pytest.MonkeyPatch, names: Sequence[str]) -> tuple[Fak
     for rank, name in zip(ranks, names, strict=True):
         monkeypatch.setattr(hosts, "own_name", lambda name=name: name)
         rank.host = f"id of rank {ranks.index(rank)}"
-        rank.introduce(store)
+        rank.register(store)
     return store, ranks  # what looks next is on the last of these hosts
 
 

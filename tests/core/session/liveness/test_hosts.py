@@ -9,11 +9,11 @@ from tests.fake_store import FakeStore
 
 
 def directory(monkeypatch: pytest.MonkeyPatch, ranks: Mapping[int, tuple[str, str]]) -> FakeStore:
-    """A store in which ranks have introduced themselves, each with the id and the name of its host."""
+    """A store in which ranks have registered, each with the id and the name of its host."""
     store = FakeStore()
     for rank, (host, name) in ranks.items():
         monkeypatch.setattr(hosts.socket, "gethostname", lambda name=name: name)
-        hosts.introduce(store, rank, host)
+        hosts.register(store, rank, host)
     return store
 
 

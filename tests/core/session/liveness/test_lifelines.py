@@ -49,7 +49,7 @@ class Job:
             beats.host = host
             lines = Lifelines(rank, range(ranks), 15.0, beats)
             lines.open(self.store)
-            beats.introduce(self.store)
+            beats.register(self.store)
             self._beats.append(beats)
             self.ranks.append(lines)
         for beats in self._beats:
@@ -472,7 +472,7 @@ def test_a_process_without_descriptors_has_no_lifelines(monkeypatch: pytest.Monk
     own, other = (Lifelines(rank, range(2), 15.0, beats[rank]) for rank in range(2))
     for rank in range(2):
         beats[rank].host = f"host-{rank}"
-        beats[rank].introduce(store)
+        beats[rank].register(store)
     beats[1].find_neighbours(store)
     with monkeypatch.context() as patch, socket.create_server(("127.0.0.1", 0)) as listener:
         patch.setattr(module.selectors, "DefaultSelector", fail)

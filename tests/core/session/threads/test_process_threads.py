@@ -54,7 +54,7 @@ def test_a_guard_that_closes_while_it_connects_is_silent(
     assert ("LateRank" in capsys.readouterr().err) is not closing
 
 
-def test_the_reader_connects_while_the_writer_introduces_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reader_connects_while_the_writer_registers_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     threads, registration = (
         ProcessThreads(PLACE, Session(1, range(2)), None, Settings()),
         Registration(State(1, 2, Settings(), {})),
@@ -68,17 +68,17 @@ def test_the_reader_connects_while_the_writer_introduces_its_rank(monkeypatch: p
 
     monkeypatch.setattr(module, "Channel", lambda *_: Waits())
     monkeypatch.setattr(Waits, "wait", lambda *_: threads.closing.wait(), raising=False)
-    introduced = threading.Event()
-    registration.writer.submit(lambda _: introduced.set())
+    registered = threading.Event()
+    registration.writer.submit(lambda _: registered.set())
     threads.add(registration)
-    assert introduced.wait(60)
+    assert registered.wait(60)
     threads.remove(registration)
     threads.close()
     assert set(waited) == {True}
 
 
 def test_a_rank_looks_at_no_other_one_before_it_reports(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All ranks wait for its report. It has introduced itself by then, and has sent a heartbeat."""
+    """All ranks wait for its report. It has registered by then, and has sent a heartbeat."""
     threads, registration = (
         ProcessThreads(PLACE, Session(1, range(2)), None, Settings()),
         Registration(State(1, 2, Settings(), {})),

@@ -73,7 +73,7 @@ class Heartbeats:
     Attributes:
         host: The id of this host.
         seconds: Seconds between two heartbeats.
-        all_registered: Whether all ranks are known to have introduced themselves.
+        all_registered: Whether all ranks are known to have registered.
         neighbours: Processes of this host that are ranks, by rank.
         hosts: Names of the hosts of the first rank and of this host's ranks, by rank, where the job has more than one
             host. They are known without the store.
@@ -90,15 +90,15 @@ class Heartbeats:
         self._last: dict[int, _Heard] = {}  # by rank
         self._looked_at = 0.0
         self._read_by_all = self._pruned = 0  # entries of the log
-        self._place = 0  # on this host; 0 before this rank has introduced itself
+        self._place = 0  # on this host; 0 before this rank has registered
         self.all_registered = False
         self.neighbours: dict[int, Process] = {}
         self.hosts: dict[int, str] = {}
 
-    def introduce(self, channel: Channel) -> None:
+    def register(self, channel: Channel) -> None:
         """Tells the others where this rank is; a second call does nothing."""
         if not self._place:
-            self._place = hosts.introduce(channel, self._rank, self.host)
+            self._place = hosts.register(channel, self._rank, self.host)
 
     def forget(self, channel: Channel, read: int) -> None:
         """Removes what this rank has written at a place where no rank meets any more.
@@ -138,7 +138,7 @@ class Heartbeats:
         self.find_neighbours(channel)
         records = self._look(channel)
         if self._rank == self._first and len(records) == len(self._ranks) - 1:
-            self.find_neighbours(channel, complete=True)  # a rank sends no heartbeat before it has introduced itself
+            self.find_neighbours(channel, complete=True)  # a rank sends no heartbeat before it has registered
             self.all_have_read(min([read, *(parse_count(record["read"]) for record in records.values())]))
 
     def all_have_read(self, entries: int) -> None:
@@ -161,7 +161,7 @@ class Heartbeats:
 
         Args:
             channel: The channel of the whole process.
-            complete: Whether all ranks have introduced themselves, so that this look is the last one.
+            complete: Whether all ranks have registered, so that this look is the last one.
         """
         if self.all_registered:
             return
@@ -178,7 +178,7 @@ class Heartbeats:
         first = channel.find(f"rank/{self._first}")
         if first is None or (first["host"] == self.host and not hosts.several(channel)):
             return {}
-        named = hosts.names_from({self._first: first, self._rank: hosts.introduction(channel, self.host)})
+        named = hosts.names_from({self._first: first, self._rank: hosts.own_record(channel, self.host)})
         return {**named, **dict.fromkeys(self.neighbours, named[self._rank])}
 
     def reporter(self, verdict: Verdict) -> int:

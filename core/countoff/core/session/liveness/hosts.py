@@ -22,7 +22,7 @@ _NAME_BYTES = 66
 _MOST_NAMED = 16
 
 
-def introduce(channel: Channel, rank: int, host: str) -> int:
+def register(channel: Channel, rank: int, host: str) -> int:
     """Tells the others on which host this rank is, and the ranks of that host which process it is.
 
     Args:
@@ -36,14 +36,14 @@ def introduce(channel: Channel, rank: int, host: str) -> int:
     place = channel.add(f"host/{host}", 1)
     if place == 1:
         channel.add("hosts", 1)
-    channel.report("rank", rank, introduction(channel, host))
+    channel.report("rank", rank, own_record(channel, host))
     # Last: a rank that is known to be there has a record in the directory.
     channel.set(f"host/{host}/{place}", Process.own(rank).to_json())
     return place
 
 
 def forget(channel: Channel, rank: int, host: str, place: int) -> None:
-    """Removes what `introduce` has written, where no rank looks any more."""
+    """Removes what `register` has written, where no rank looks any more."""
     channel.take_back("rank", rank)
     channel.delete(f"host/{host}/{place}")
     if place == 1:
@@ -51,8 +51,8 @@ def forget(channel: Channel, rank: int, host: str, place: int) -> None:
         channel.delete("hosts")
 
 
-def introduction(channel: Channel, host: str) -> dict[str, Any]:
-    """What a rank tells the others about its host; see `introduce`."""
+def own_record(channel: Channel, host: str) -> dict[str, Any]:
+    """What a rank tells the others about its host; see `register`."""
     return {"host": host, "name": own_name(), "address": channel.own_address()}
 
 
@@ -62,7 +62,7 @@ def own_name() -> str:
 
 
 def several(channel: Channel) -> bool:
-    """Whether ranks on more than one host have introduced themselves; `channel` is that of the whole process."""
+    """Whether ranks on more than one host have registered; `channel` is that of the whole process."""
     return channel.add("hosts", 0) > 1
 
 
@@ -81,7 +81,7 @@ def names(channel: Channel, ranks: Sequence[int]) -> dict[int, str]:
 
 
 def names_from(records: Mapping[int, Mapping[str, Any]]) -> dict[int, str]:
-    """The names of the hosts of ranks that have introduced themselves so, by rank; see `names`."""
+    """The names of the hosts of ranks that have registered so, by rank; see `names`."""
     hosts = {str(record["host"]): str(record["name"]) for record in records.values()}
     times = Counter(hosts.values())
     return {
@@ -95,7 +95,7 @@ def ranks_on(channel: Channel, rank: int, ranks: Sequence[int]) -> list[int]:
 
     Args:
         channel: The channel of the whole process.
-        rank: A rank that has introduced itself.
+        rank: A rank that has registered.
         ranks: The ranks that meet.
     """
     host = str(channel.get(f"rank/{rank}")["host"])

@@ -284,9 +284,9 @@ class ProcessThreads:
             session.store_address = channel.store_address() or self.place.host, self.place.port
             session.busy_since = time.monotonic()
             session.connected = True
-            self.connected.set()  # the reader connects while this thread introduces its rank
+            self.connected.set()  # the reader connects while this thread registers its rank
             self.lifelines.open(channel)
-            session.heartbeats.introduce(channel)
+            session.heartbeats.register(channel)
             session.heartbeats.write(channel, session.passed)  # before any guard begins its fit
             self._next_heartbeat = time.monotonic() + session.heartbeats.seconds
             self._next_tending = time.monotonic() + _FIRST_LOOK_SECONDS

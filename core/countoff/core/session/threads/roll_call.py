@@ -101,7 +101,7 @@ class RollCall:
             state.complete = complete = answer["compared"] == state.world_size
             if state.settings.keeps_even and not answer["compared"]:
                 state.find(unprotected(state.rank, f"rank {state.ranks[0]} has stopped comparing"))
-            # Every rank introduces itself before it reports.
+            # Every rank registers before it reports.
             find = writer.session.heartbeats.find_neighbours
             writer.submit(lambda channel: find(channel.whole, complete=complete))
             if not answer.get("refused"):  # else this rank waits for the verdict, which may come after the answer

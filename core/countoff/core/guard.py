@@ -915,13 +915,15 @@ class Guard:
 
         def compare(channel: Channel) -> None:  # makes the record too, which costs the training thread nothing then
             parts = [part for make in values if make is not None and (part := make(at)) is not None]
-            record: dict[str, Any] = {"rank": state.rank}
+            record: dict[str, Any] = {"rank": state.rank, "span": at.span}
             for part in parts:
                 record |= part.record
             logged = channel.compare_and_set(at.key, record)
             ranks = int(logged["rank"]), state.rank
             if logged["rank"] == state.rank:  # once per batch compared: in an epoch of weeks, keys must not add up
                 channel.delete(at.before(constants.KEPT_TICKS).key)
+            if logged["span"] != at.span:
+                return  # this rank has yet to read, in the log, the sync point at which the two have parted
             found = (part.compare(logged, ranks) for part in parts)
             if (verdict := next(filter(None, found), None)) is not None:
                 find_at_once(state, writer, channel, verdict)

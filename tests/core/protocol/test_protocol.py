@@ -428,6 +428,18 @@ def test_sync_points_after_a_proof_do_not_hide_the_cause() -> None:
     assert kinds == {"UnevenBatches"}
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_steps_of_different_epochs_are_not_compared(seed: int) -> None:
+    """Where one rank skips an evaluation, the ranks' next epochs begin at sync points of the same index."""
+
+    def program(evaluations: dict[int, tuple[int, ...]]) -> Program:
+        short = Epoch(batches=1, steps=frozenset({1}))
+        return Program((Epoch(batches=2, steps=frozenset({1, 2}), evaluations=evaluations), short, short))
+
+    ranks = play(Job((program({}), program({2: (1,)})), tick_batches=1), seed)
+    assert {rank.guard.verdict.kind for rank in ranks if rank.guard.verdict} == {"UnevenBatches"}
+
+
 def test_a_limit_at_the_end_of_a_loader_has_no_side() -> None:
     """Ranks 0 and 2 stop after one batch of an evaluation and hold more; rank 1 has run out, and is always named."""
 

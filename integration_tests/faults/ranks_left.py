@@ -79,12 +79,12 @@ def stamp_verdicts() -> None:
 
 
 def shared_memory() -> set[str]:
-    """Names in shared memory, but those of NCCL and Streaming: what a killed process leaves of those is not countoff's.
+    """Names in shared memory, but those of NCCL, Streaming and joblib: what a killed process leaves of them is its own.
 
     It may be of another job on this machine, which was killed meanwhile.
     """
     names = os.listdir(_SHARED_MEMORY) if _SHARED_MEMORY.is_dir() else ()
-    return {name for name in names if not re.match(r"nccl-|\d{6}_", name)}
+    return {name for name in names if not re.match(r"nccl-|\d{6}_|sem\.loky-", name)}
 
 
 def left_behind(directory: Path, pids: Collection[int], shared_before: Collection[str]) -> list[str]:

@@ -3,6 +3,7 @@
 import time
 from typing import Any
 
+import numpy as np
 import torch
 
 from integration_tests import devices
@@ -220,3 +221,96 @@ def composer_fit_that_fails_and_is_closed(options):
         failures += 1
         first.close()
     return failures, _fit(options)
+
+
+def _specified(loader):
+    """A DataSpec for a loader that Composer cannot ask for anything."""
+    from composer.core import DataSpec
+
+    return DataSpec(loader, get_num_samples_in_batch=lambda _: 4, get_num_tokens_in_batch=lambda _: 4)
+
+
+@healthy()
+def scheduler_with_a_configuration(options):
+    """The user's own scheduler holds a dict whose attributes are its items, and raises KeyError for others."""
+
+    class Configuration(dict[str, Any]):
+        __getattr__ = dict.__getitem__
+
+    class Scheduler:
+        def __init__(self):
+            self.configuration = Configuration(factor=0.5)
+
+        def __call__(self, state, ssr=1.0):
+            return self.configuration.factor
+
+    return _fit(options, schedulers=[Scheduler()])
+
+
+@healthy()
+def interval_of_no_module(options):
+    """The function that tells when to evaluate was made by exec, and tells no module that it is from."""
+    from integration_tests.composer_parts import share_loader
+    from integration_tests.zoo.parts import function_of_no_module
+
+    interval = function_of_no_module("state, event", "return event.value == 'epoch_end'")
+    return _fit(options, eval_dataloader=share_loader(3, 3), eval_interval=interval)
+
+
+@healthy()
+def loader_without_a_dataset(options):
+    """The train loader raises where it is asked for its dataset, and a static method makes its iterator."""
+    from integration_tests.composer_parts import digits_loader
+
+    batches = list(digits_loader(64))
+
+    class Loader:
+        __iter__ = staticmethod(lambda: iter(batches))
+
+        @property
+        def dataset(self):
+            raise NotImplementedError
+
+        def __len__(self):
+            return len(batches)
+
+    return _fit(options, train_dataloader=_specified(Loader()), device_train_microbatch_size=4)
+
+
+@healthy()
+def loader_that_is_indexed(options):
+    """The train loader has no __iter__: Python asks it for one item after the other."""
+    from integration_tests.composer_parts import digits_loader
+
+    batches = list(digits_loader(64))
+
+    class Loader:
+        def __getitem__(self, index):
+            return batches[index]
+
+        def __len__(self):
+            return len(batches)
+
+    return _fit(options, train_dataloader=_specified(Loader()), device_train_microbatch_size=4)
+
+
+@healthy()
+def function_in_a_logger(options):
+    """In one of Composer's loggers, a function of the user's stands in the place of a method, and knows its metrics."""
+    from composer.loggers import InMemoryLogger
+
+    def log_metrics(metrics, step=None):
+        if any(name.startswith("countoff/") for name in metrics):
+            raise ValueError(f"unknown: {sorted(metrics)}")
+
+    logger = InMemoryLogger()
+    logger.log_metrics = log_metrics
+    return _fit(options, loggers=[logger])
+
+
+@healthy()
+def part_of_an_evaluation(options):
+    """How many batches are evaluated is a number of numpy's."""
+    from integration_tests.composer_parts import share_loader
+
+    return _fit(options, eval_dataloader=share_loader(4, 4), eval_subset_num_batches=np.int64(2))

@@ -7,6 +7,7 @@ import time
 from typing import Any, cast
 
 import lightning.pytorch as pl
+import numpy as np
 import torch
 from lightning.pytorch.callbacks import (
     EarlyStopping,
@@ -14,13 +15,24 @@ from lightning.pytorch.callbacks import (
     ModelCheckpoint,
     StochasticWeightAveraging,
 )
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities import CombinedLoader
 
 from countoff.lightning import Countoff
 from integration_tests import devices
 from integration_tests.digits import own_rank
 from integration_tests.lightning_jobs import QUIET, quiet
-from integration_tests.zoo.parts import Bucketed, Listed, dataset, network, own_batches, with_workers
+from integration_tests.zoo.parts import (
+    Bucketed,
+    FractionalShares,
+    Listed,
+    dataset,
+    function_of_no_module,
+    network,
+    own_batches,
+    with_workers,
+)
 from integration_tests.zoo.registry import healthy
 
 
@@ -418,3 +430,152 @@ def iterated_by_the_program(options):
     before = sum(1 for _ in train)
     steps, epochs, model = _fit(options, train=train)
     return before, steps, epochs, sum(1 for _ in train), model
+
+
+def _refuses(metrics, *_, **__):
+    """What a logger of the user's own does with a name that its program does not log."""
+    if not set(metrics) <= {"train_step", "train_epoch", "val", "epoch", "step"}:
+        raise ValueError(f"unknown: {sorted(metrics)}")
+
+
+@healthy()
+def logger_that_stands_for_another(options):
+    """The logger's class has no method of a logger: its objects hand on what they are asked for."""
+
+    class Stands:
+        def __init__(self, inner):
+            self.inner = inner
+
+        def __getattr__(self, name):
+            return getattr(self.inner, name)
+
+    with tempfile.TemporaryDirectory() as directory:
+        return _fit(options, logger=[cast("Any", Stands(CSVLogger(directory)))])
+
+
+@healthy()
+def loggers_that_know_their_metrics(options):
+    """One logger of Lightning's has an experiment of the user's own, one a function in the place of its method."""
+
+    class Experiment:
+        metrics: tuple[()] = ()
+        log_metrics = log_hparams = staticmethod(_refuses)
+
+        def save(self):
+            pass
+
+    class Own(CSVLogger):
+        @property
+        def experiment(self) -> Any:
+            return Experiment()
+
+    with tempfile.TemporaryDirectory() as directory:
+        placed = CSVLogger(directory)
+        vars(placed).update(log_metrics=_refuses, log_hyperparams=_refuses)
+        return _fit(options, logger=[Own(directory), placed], log_every_n_steps=2)
+
+
+@healthy(even=True)
+def limits_that_are_no_ints(options):
+    """The limit of steps is a float, and the batches of a step are a number of numpy's."""
+    return _fit(options, max_steps=cast("Any", 1e1), max_epochs=-1, accumulate_grad_batches=cast("Any", np.int64(2)))
+
+
+@healthy()
+def accumulation_until_the_end(options):
+    """Each epoch is one step, because the batches of a step are infinitely many."""
+    return _fit(options, accumulate_grad_batches=cast("Any", float("inf")))
+
+
+@healthy()
+def frequencies_of_schedules(options):
+    """A scheduler is stepped with a frequency that is a float, and another one with a negative one."""
+
+    class Scheduled(Module):
+        def configure_optimizers(self):
+            optimizer = super().configure_optimizers()
+            schedulers = [torch.optim.lr_scheduler.StepLR(optimizer, step) for step in (6, 1)]
+            often: list[dict[str, Any]] = [{"interval": "step", "frequency": 2.0}, {"frequency": -1}]
+            return [optimizer], [{"scheduler": each, **more} for each, more in zip(schedulers, often, strict=True)]
+
+    return _fit(options, module=Scheduled())
+
+
+@healthy()
+def strategy_that_shares_nothing(options):
+    """The user's own strategy raises where it is asked how data is shared, which nobody does."""
+
+    class Strategy(DDPStrategy):
+        @property
+        def distributed_sampler_kwargs(self):
+            raise NotImplementedError
+
+        @property
+        def device_mesh(self):
+            raise NotImplementedError
+
+    return _fit(options, strategy=Strategy(), use_distributed_sampler=False)
+
+
+@healthy()
+def hook_of_no_module(options):
+    """The hook that steps the scheduler was made by exec, and tells no module that it is from."""
+
+    class Scheduled(Module):
+        lr_scheduler_step = function_of_no_module("self, scheduler, metric", "scheduler.step()")
+
+        def configure_optimizers(self):
+            optimizer = super().configure_optimizers()
+            return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
+
+    return _fit(options, module=Scheduled())
+
+
+@healthy()
+def accumulation_by_a_class_of_the_users(options):
+    """Gradient accumulation changes by a class made from Lightning's, and the schedule is made for that."""
+
+    class Accumulation(GradientAccumulationScheduler):
+        pass
+
+    class Scheduled(Module):
+        def configure_optimizers(self):
+            optimizer = super().configure_optimizers()
+            scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=8 + 2 + 2 + 1)
+            return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
+
+    return _fit(options, Accumulation({0: 1, 1: 4}), module=Scheduled(), max_epochs=3)
+
+
+@healthy()
+def scheduler_of_the_users(options):
+    """The scheduler is a class of the user's own, which raises KeyError for an attribute that it does not have."""
+
+    class Scheduler:
+        def __init__(self, optimizer):
+            self.optimizer = optimizer
+
+        def __getattr__(self, name):
+            raise KeyError(name)
+
+        def state_dict(self):
+            return {}
+
+        load_state_dict = step = state_dict
+
+    class Scheduled(Module):
+        def configure_optimizers(self):
+            optimizer = super().configure_optimizers()
+            return [optimizer], [Scheduler(optimizer)]
+
+        def lr_scheduler_step(self, scheduler: Any, metric):
+            scheduler.step()
+
+    return _fit(options, module=Scheduled())
+
+
+@healthy()
+def sampler_that_counts_in_floats(options):
+    """The distributed sampler of the user's own has divided its samples, and holds a float."""
+    data = dataset(64)
+    return _fit(options, train=torch.utils.data.DataLoader(data, batch_size=4, sampler=FractionalShares(data)))

@@ -127,6 +127,20 @@ class Shares(DistributedSampler[Any]):
         return len(self.indices)
 
 
+class FractionalShares(DistributedSampler[Any]):
+    """A distributed sampler that divides its samples by itself, and holds their number as a float."""
+
+    def __init__(self, data: Any) -> None:
+        super().__init__(data)
+        self.num_samples = self.total_size / self.num_replicas  # pyright: ignore[reportAttributeAccessIssue]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.rank, self.total_size, self.num_replicas))
+
+    def __len__(self) -> int:
+        return int(self.num_samples)
+
+
 class Prefetching(DataLoader[Any]):
     """A loader of the same kind, around another one."""
 
@@ -138,6 +152,13 @@ class Prefetching(DataLoader[Any]):
 
     def __len__(self) -> int:
         return len(self.inner)
+
+
+def function_of_no_module(parameters: str, body: str) -> Any:
+    """A function that was made by exec, whose `__module__` is None."""
+    made: dict[str, Any] = {}
+    exec(f"def function({parameters}):\n    {body}", made)
+    return made["function"]
 
 
 def loss_of(model: torch.nn.Module, batch: Any) -> torch.Tensor:

@@ -16,6 +16,7 @@ with needs("Lightning Fabric", facade="countoff.fabric", install="'countoff[ligh
         raise ModuleNotFoundError("neither lightning nor lightning_fabric is installed")
     from countoff._adapter.even_loaders import even_inside
     from countoff._adapter.torch_loop import TorchLoop
+from countoff._adapter.mesh_position import mesh_of
 from countoff._adapter.options import own_arguments
 from countoff._fabric.messages import MESSAGES
 from countoff.core import Settings
@@ -96,7 +97,7 @@ class Countoff(TorchLoop):
             batch_size=batch_size,
             start_step=start_step,
             group=None,
-            mesh=getattr(fabric.strategy, "device_mesh", None),
+            mesh=mesh_of(fabric.strategy),
             data_dims=data_dims,
         )
 

@@ -10,6 +10,8 @@ from abc import ABCMeta
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from countoff.core.data.plain import ABSENT, in_class
+
 __all__ = ["Observe", "own_class", "swap_class"]
 
 _ORIGINAL = "countoff_original"
@@ -34,7 +36,7 @@ def swap_class(loader: Any, observe: Observe) -> Callable[[], None]:
     watched = id(loader)  # a reference would keep it alive
 
     def iterate(this: Any) -> Iterator[Any]:
-        batches = original.__iter__(this)
+        batches = _iterator(this, original)
         # What the loader's code makes of its own class is another object.
         return batches if given_back or id(this) != watched else observe(this, batches)
 
@@ -67,6 +69,13 @@ def swap_class(loader: Any, observe: Observe) -> Callable[[], None]:
             _set_class(loader, vars(type(loader))[_ORIGINAL])
 
     return give_back
+
+
+def _iterator(loader: Any, kind: type) -> Iterator[Any]:
+    """Returns what `iter` returns for an object of a class: its `__iter__` may be no function that takes the object."""
+    own = in_class(kind, "__iter__")
+    bind = in_class(type(own), "__get__")
+    return own() if bind is ABSENT else bind(own, loader, kind)()
 
 
 def _subclass(original: type, members: dict[str, Any]) -> type:

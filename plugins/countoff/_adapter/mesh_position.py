@@ -7,13 +7,14 @@ rank.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from typing import Any
 
 from countoff.core.arithmetic.ranks import ORDERS, RankMap
 
-__all__ = ["data_position", "dp_position", "loader_position", "rank_map", "stage"]
+__all__ = ["data_position", "dp_position", "loader_position", "mesh_of", "rank_map", "stage"]
 
 _DATA_DIMS = {name for order in ORDERS.values() for name in order.data_dims} | {
     *("replicate", "shard", "ddp", "hsdp_replicate", "hsdp_shard"),
@@ -97,6 +98,13 @@ def data_position(mesh: Any, *, rank: int, world_size: int) -> tuple[int, int]:
     except ValueError:
         position = None
     return position or (rank, world_size)
+
+
+def mesh_of(strategy: Any) -> Any:
+    """Returns the mesh of a strategy of Lightning's; None where it has none, or raises an error instead."""
+    with contextlib.suppress(Exception):
+        return getattr(strategy, "device_mesh", None)
+    return None
 
 
 def loader_position(loader: Any) -> tuple[int, int] | None:

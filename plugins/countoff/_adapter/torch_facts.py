@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import platform
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, TypeGuard
 
 import torch
@@ -19,7 +20,7 @@ from torch.utils.data.distributed import DistributedSampler
 from countoff._adapter.class_swap import own_class
 from countoff._adapter.weakly import weakly
 from countoff.core import LoaderFacts
-from countoff.core.data.plain import attribute_of
+from countoff.core.data.plain import attribute_of, attributes_of
 from countoff.core.data.unobserved import unobserved
 from countoff.core.session.subgroup import Subgroup
 
@@ -27,6 +28,11 @@ _LIBRARIES = ("torch", "torchdata", "accelerate", "streaming", "lightning", "pyt
 """Packages whose loaders give the batches of their samplers, each once."""
 _MADE_WITH = "dataset", "batch_size", "sampler", "batch_sampler", "num_workers"
 """What the constructor of torch's DataLoader sets, and adapters read."""
+_NUMBERS = (
+    *("reported_batches", "samples_per_rank", "dataset_size"),
+    *("gradient_accumulation_steps", "max_epochs", "max_steps", "limit_batches"),
+)
+"""Facts that may be numbers of a class of the user's choice, such as numpy's."""
 
 
 def rank_and_world_size() -> tuple[int, int]:
@@ -102,6 +108,7 @@ def loader_facts(loader: Any, **known: Any) -> LoaderFacts:
         with contextlib.suppress(Exception):  # a sampler of the user's own may have no attribute of its base class
             facts |= _facts_of_data_loader(loader)
     facts |= known
+    facts |= {name: _count(facts[name], fraction=name == "limit_batches") for name in _NUMBERS if name in facts}
     if not _is_number(facts["batch_size"]):
         facts["batch_size"] = None
     return LoaderFacts(**facts)
@@ -143,15 +150,35 @@ def of_library(defined: Any, *packages: str) -> bool:
 
 
 def has_library_methods(value: Any, names: Iterable[str], *packages: str) -> bool:
-    """Returns whether an object's class has all these methods and properties, and `of_library` holds for each of them.
+    """Returns whether an object has all these methods and properties, and `of_library` holds for each of them.
+
+    What stands in an object in the place of a method must be of countoff.
 
     Args:
         value: The object.
         names: The names of the methods and the properties.
         packages: As for `of_library`.
     """
+    own = attributes_of(value)
+    placed = [own[name] for name in names if name in own]
     defined = [getattr(type(value), name, None) for name in names]
-    return all(of_library(getattr(each, "fget", each), *packages) for each in defined)
+    return all(of_library(each, "countoff") for each in placed) and all(
+        of_library(getattr(each, "fget", each), *packages) for each in defined
+    )
+
+
+def _count(value: Any, *, fraction: bool) -> Any:
+    """A number of things as an int: as a limit, a float acts as the next one. None for infinity; else what it gets.
+
+    Args:
+        value: The number.
+        fraction: Whether a float is a part of something, and stays one.
+    """
+    if isinstance(value, Integral):
+        return int(value)
+    if fraction or not isinstance(value, Real):
+        return value
+    return math.ceil(value) if math.isfinite(value) else None
 
 
 def _is_number(batch_size: Any) -> bool:
@@ -196,7 +223,7 @@ def schedule_positions(optimizers: Iterable[Any], schedulers: Iterable[Any]) -> 
     """
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     base = [group["initial_lr"] for group in groups if "initial_lr" in group]
-    calls = [getattr(scheduler, "last_epoch", None) for scheduler in schedulers]
+    calls = [attribute_of(scheduler, "last_epoch") for scheduler in schedulers]
     return _on_cpu(base), [call for call in calls if isinstance(call, int)]
 
 

@@ -10,11 +10,15 @@ from dataclasses import replace
 from types import FunctionType
 from typing import Any, cast
 
+from composer.core import Time
+
 from countoff._adapter.fit import OwnRank
 from countoff._adapter.mesh_position import data_position
+from countoff._adapter.torch_facts import of_library
 from countoff._composer.loader_report import LoaderReport
 from countoff._composer.messages import equal_for_interval, equal_for_schedule
 from countoff.core import FitPlan
+from countoff.core.data.plain import attributes_of
 
 __all__ = [
     "exception_at_close",
@@ -124,7 +128,7 @@ def why_equal_lengths(state: Any) -> str | None:
 
 def made_with(function: Any) -> dict[str, Any]:
     """Returns the values with which a function of Composer's own was made, by name; none for anything else."""
-    if type(function) is not FunctionType or not function.__module__.startswith("composer."):
+    if type(function) is not FunctionType or not of_library(function, "composer"):
         return {}
     cells = function.__closure__ or ()
     return {name: cell.cell_contents for name, cell in zip(function.__code__.co_freevars, cells, strict=True)}
@@ -132,13 +136,12 @@ def made_with(function: Any) -> dict[str, Any]:
 
 def times_of(value: Any, depth: int = 3) -> Iterator[str]:
     """Yields the times of a schedule as Composer writes them: those of its attributes, and of schedules in it."""
-    unit = getattr(getattr(value, "unit", None), "value", None)
-    if unit is not None:
-        yield f"{value.value}{unit}"
+    if issubclass(type(value), Time):
+        yield f"{value.value}{value.unit.value}"
     elif isinstance(value, str):
         yield from _TIME.findall(value)
     elif depth:
-        parts = value if isinstance(value, (list, tuple)) else getattr(value, "__dict__", {}).values()
+        parts = value if isinstance(value, (list, tuple)) else attributes_of(value).values()
         for each in cast("Iterable[Any]", parts):
             yield from times_of(each, depth - 1)
 

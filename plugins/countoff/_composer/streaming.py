@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 from countoff._composer.streaming_facts import StreamFacts, StreamingFacts
+from countoff.core.data.plain import attribute_of, in_class
 
 _DIVIDES_SAMPLES = ("__iter__", "_each_sample_id", "_get_work", "_resume", "_resume_incr_epoch", "resample_streams")
 _KNOWN_LOADERS = {"torch.utils.data": "DataLoader", "streaming.base.dataloader": "StreamingDataLoader"}
@@ -17,7 +18,7 @@ _KNOWN_LOADERS = {"torch.utils.data": "DataLoader", "streaming.base.dataloader":
 def has_known_iterator(loader: Any) -> bool:
     """Returns whether a loader's `__iter__` is that of torch's DataLoader or of streaming's StreamingDataLoader."""
     known = [getattr(sys.modules.get(module), name, None) for module, name in _KNOWN_LOADERS.items()]
-    return any(each is not None and type(loader).__iter__ is each.__iter__ for each in known)
+    return any(each is not None and in_class(type(loader), "__iter__") is each.__iter__ for each in known)
 
 
 def streaming_dataset(loader: Any) -> Any:
@@ -26,7 +27,7 @@ def streaming_dataset(loader: Any) -> Any:
     None if it reads another data set, or a subclass that divides samples by itself.
     """
     base = getattr(sys.modules.get("streaming.base.dataset"), "StreamingDataset", None)
-    dataset = getattr(loader, "dataset", None)
+    dataset = attribute_of(loader, "dataset")
     if base is None or not isinstance(dataset, base) or not has_known_iterator(loader):
         return None
     changed = [name for name in _DIVIDES_SAMPLES if getattr(type(dataset), name, None) is not getattr(base, name, None)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ from torch.utils.data import DataLoader
 from countoff._adapter.even_loaders import saves_state
 from countoff._adapter.fit import NO_LOADERS, Fit, OwnRank
 from countoff._adapter.leaving import LeftFit
-from countoff._adapter.mesh_position import data_position
+from countoff._adapter.mesh_position import data_position, mesh_of
 from countoff._adapter.schedule_watch import run_length
 from countoff._adapter.sharded_passes import count_sharded_passes
 from countoff._adapter.torch_facts import on_optimizer_step, versions
@@ -84,7 +85,7 @@ class LightningFit:
         self._trainer = trainer
         self._settings = settings
         # Until the mesh is made, FSDPStrategy returns a shape here and ModelParallelStrategy raises.
-        own = _own_rank(trainer, getattr(trainer.strategy, "device_mesh", None))
+        own = _own_rank(trainer, mesh_of(trainer.strategy))
         self._fit = Fit(
             settings,
             MESSAGES,
@@ -170,7 +171,7 @@ class LightningFit:
         self._stop()
         if self._run is not None and self._run == run_of(self._trainer) and ended_by_epochs(self._trainer):
             limit = self._trainer.max_steps
-            self._fit.run_ended(steps=self._trainer.global_step, max_steps=None if limit < 0 else limit)
+            self._fit.run_ended(steps=self._trainer.global_step, max_steps=None if limit < 0 else math.ceil(limit))
         self._log()
         self.guard.fit_end()
 

@@ -14,7 +14,7 @@ from countoff._adapter.fit import Fit, OwnRank
 from countoff._adapter.hooks import MethodHook
 from countoff._adapter.sampling import fingerprint_batch
 from countoff._adapter.schedule_watch import Schedule
-from countoff._adapter.torch_facts import loader_facts, of_library
+from countoff._adapter.torch_facts import has_library_methods, loader_facts, of_library
 from countoff._lightning.fetchers import module_fetches
 from countoff.core import BatchPlan, FitPlan, Guard, LoaderFacts
 from countoff.core.arithmetic.totals import evaluation_metrics
@@ -80,9 +80,9 @@ def _fraction_of_length(trainer: Any) -> int | None:
 def train_facts(trainer: Any) -> LoaderFacts:
     """Returns the facts of the train loader, with the Trainer's limits."""
     loader = trainer.train_dataloader
-    limit = trainer.limit_train_batches
+    limit, accumulated = trainer.limit_train_batches, trainer.accumulate_grad_batches
     known = {
-        "gradient_accumulation_steps": trainer.accumulate_grad_batches,
+        "gradient_accumulation_steps": accumulated if accumulated % 1 == 0 else 1,
         "max_epochs": trainer.max_epochs,
         "max_steps": trainer.max_steps,
         "limit_batches": None if limit == 1.0 and isinstance(limit, float) else limit,
@@ -117,8 +117,7 @@ def schedules(trainer: Any, run: RunLength) -> Iterator[Schedule]:
         run: What is known of the run.
     """
     module = trainer.lightning_module
-    steps_by_itself = not type(module).lr_scheduler_step.__module__.startswith(("lightning.", "pytorch_lightning."))
-    if steps_by_itself or not _accumulates_alike(trainer):
+    if not has_library_methods(module, ["lr_scheduler_step"], *_PACKAGES) or not _accumulates_alike(trainer):
         return
     for config in trainer.lr_scheduler_configs:
         if not config.reduce_on_plateau and (pace := _pace(config, run)) != 0:
@@ -127,8 +126,9 @@ def schedules(trainer: Any, run: RunLength) -> Iterator[Schedule]:
 
 def _accumulates_alike(trainer: Any) -> bool:
     """Returns whether each optimizer step has as many batches as the Trainer says."""
-    anew = any(type(each).__name__ == "GradientAccumulationScheduler" for each in trainer.callbacks)
-    return trainer.lightning_module.automatic_optimization and not anew
+    kinds = {kind.__name__ for each in trainer.callbacks for kind in type(each).__mro__}
+    whole = trainer.accumulate_grad_batches % 1 == 0  # infinity stands for an epoch
+    return trainer.lightning_module.automatic_optimization and whole and "GradientAccumulationScheduler" not in kinds
 
 
 def known_of_steps(trainer: Any, totals: Mapping[str, float]) -> dict[str, float]:
@@ -162,13 +162,16 @@ def begun_batches(trainer: Any) -> int:
 def _pace(config: Any, run: RunLength) -> Fraction | None:
     """Returns how often a scheduler is stepped per optimizer step; None if the first epoch must show it."""
     accumulated, per_epoch = run.gradient_accumulation_steps, run.steps_per_epoch
-    if config.interval == "step" and config.frequency == 1:
+    if config.frequency % 1:
+        return None
+    frequency = abs(int(config.frequency))  # Lightning asks only whether it divides a number
+    if config.interval == "step" and frequency == 1:
         return Fraction(1)
     if per_epoch is None:
         return None
     if config.interval == "step":  # it counts the batches of each epoch anew
-        return Fraction(per_epoch * accumulated // math.lcm(accumulated, config.frequency), per_epoch)
-    return Fraction(1, per_epoch * config.frequency)
+        return Fraction(per_epoch * accumulated // math.lcm(accumulated, frequency), per_epoch)
+    return Fraction(1, per_epoch * frequency)
 
 
 def last_step(trainer: Any) -> int | None:
@@ -212,8 +215,7 @@ def fingerprint_before_transfer(trainer: Any, fit: Fit) -> Callable[[], None]:
         A function that ends that, which happens by itself after the last fingerprint.
     """
     data = fit.guard.data
-    replicas = (trainer.distributed_sampler_kwargs or {}).get("num_replicas", data.dp_degree)
-    if not data.fingerprints_due or replicas != data.dp_degree:
+    if not data.fingerprints_due or not _shares_data_among(data.dp_degree, trainer.strategy):
         return lambda: None
 
     def read(batch: Any, *_: Any, **__: Any) -> None:
@@ -226,6 +228,19 @@ def fingerprint_before_transfer(trainer: Any, fit: Fit) -> Callable[[], None]:
 
     hook = MethodHook(trainer.strategy, "batch_to_device", before=read)
     return hook.remove
+
+
+def _shares_data_among(degree: int, strategy: Any) -> bool:
+    """Returns whether a strategy is known to share data among so many.
+
+    What a user's own strategy says of it is not asked for: Lightning may not ask either.
+    """
+    name = "distributed_sampler_kwargs"
+    if not hasattr(type(strategy), name):
+        return True
+    if not has_library_methods(strategy, [name], *_PACKAGES):
+        return False
+    return (getattr(strategy, name) or {}).get("num_replicas", degree) == degree
 
 
 def after_teardown(trainer: Any, end: Callable[[], None]) -> MethodHook | None:
@@ -319,14 +334,15 @@ def log(trainer: Any, found: Mapping[str, float], *, constant: bool = True) -> N
     for logger in trainer.loggers:
         if constant and _adds_hyperparameters(logger):
             logger.log_hyperparams(dict(found))
-        elif of_library(type(logger).log_metrics, *_PACKAGES):
+        elif has_library_methods(logger, ["log_metrics", "experiment"], *_PACKAGES):
             logger.log_metrics(dict(found), step=step)
 
 
 def _adds_hyperparameters(logger: Any) -> bool:
     """Returns whether a logger adds hyperparameters to those that it has, as Lightning's own class or as one of it."""
     kinds = (each.__name__ for each in type(logger).__mro__ if of_library(each, *_PACKAGES))
-    return not _ADD_HYPERPARAMETERS.isdisjoint(kinds) and of_library(type(logger).log_hyperparams, *_PACKAGES)
+    own = has_library_methods(logger, ["log_hyperparams", "experiment"], *_PACKAGES)
+    return own and not _ADD_HYPERPARAMETERS.isdisjoint(kinds)
 
 
 def set_length(trainer: Any, batches: int) -> bool:

@@ -20,7 +20,7 @@ from countoff.core import BatchPlan, FitPlan, Guard, LoaderFacts
 from countoff.core.arithmetic.totals import evaluation_metrics
 from countoff.core.checks.horizon import RunLength
 
-_PACKAGES = "lightning", "pytorch_lightning"
+_PACKAGES = "lightning", "pytorch_lightning", "lightning_fabric"
 _ADD_HYPERPARAMETERS = {"CSVLogger", "WandbLogger"}
 _OF_STEPS = ("countoff/steps_per_epoch", "countoff/estimated_stepping_batches", "countoff/global_batch_size")
 

@@ -493,3 +493,53 @@ def two_models_that_accumulate_together(options):
                     optimizer.zero_grad()
     countoff.close()
     return first, second
+
+
+@healthy()
+def optimizers_that_hold_something_else(options):
+    """One optimizer of the user's own holds itself as its optimizer, another one the name of its algorithm."""
+
+    class Own(torch.optim.SGD):
+        @property
+        def optimizer(self):
+            return self
+
+    class Named(torch.optim.SGD):
+        optimizer = "sgd"
+
+    models = []
+    for kind in (Own, Named):
+        own, model = accelerator(), network()
+        model, optimizer, loader = own.prepare(model, kind(model.parameters(), lr=0.1), shuffled())
+        with Countoff(own, **options) as countoff:
+            fit(countoff, own, model, optimizer, loader)
+        models.append(model)
+    return models
+
+
+@healthy()
+def optimizer_without_its_base(options):
+    """The optimizer's class has no groups, does without the constructor of its base class, and its state is saved."""
+
+    class Around(torch.optim.Optimizer):
+        def __init__(self, inner):
+            self.inner = inner
+
+        def step(self, closure=None):
+            return self.inner.step(closure)
+
+        def zero_grad(self, set_to_none=True):
+            self.inner.zero_grad(set_to_none)
+
+        def state_dict(self):
+            return self.inner.state_dict()
+
+        def load_state_dict(self, state_dict):
+            self.inner.load_state_dict(state_dict)
+
+    own, model = accelerator(), network()
+    model, optimizer, loader = own.prepare(model, Around(sgd(model)), shuffled())
+    with Countoff(own, **options) as countoff:
+        counts = fit(countoff, own, model, optimizer, loader)
+        own.save_state("around")
+    return counts, model

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch.utils.data import (
     BatchSampler,
     ChainDataset,
@@ -547,3 +548,56 @@ def sequence_in_order(options):
     half = range(32 * own_rank(), 32 * own_rank() + 32)
     data = Subset(dataset(), half)
     return _fit(with_workers(data, batch_size=4, sampler=SequentialSampler(data)), options)
+
+
+@healthy(even=True)
+def share_counted_by_numpy(options):
+    """The program sets the number of samples of its sampler, which numpy has computed."""
+    data = dataset(66)
+    sampler = DistributedSampler(data, shuffle=False)
+    sampler.num_samples = np.ceil(np.array(len(data)) / 2).astype(np.int64)
+    return _fit(DataLoader(data, batch_size=4, sampler=sampler), options)
+
+
+@healthy()
+def loader_with_a_mesh_that_raises(options):
+    """The loader looks attributes up in a dictionary, and raises a KeyError for those that it does not have."""
+
+    class Keyed(Listed):
+        def __getattr__(self, name):
+            return {}[name]
+
+    mesh = dist.device_mesh.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+    model, loader = ddp(), Keyed(own_batches(6))
+    optimizer = sgd(model)
+    with Countoff(optimizer=optimizer, mesh=mesh, **options) as countoff:
+        return [train_on(model, optimizer, batch) for _ in range(2) for batch in countoff.train(loader)], model
+
+
+@healthy(even=True)
+def iterator_without_a_class(options):
+    """The iterator of a DataLoader's subclass raises where it is asked for its class or for an attribute."""
+
+    class Bare:
+        def __init__(self, batches):
+            self.batches = batches
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            return next(self.batches)
+
+        def __getattr__(self, name):
+            raise RuntimeError(name)
+
+        @property
+        def __class__(self):
+            raise RuntimeError("no class")
+
+    class Loader(DataLoader):
+        def __iter__(self):
+            return Bare(super().__iter__())
+
+    data = dataset()
+    return _fit(Loader(data, batch_size=4, sampler=DistributedSampler(data, shuffle=False)), options)

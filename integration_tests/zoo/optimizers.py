@@ -623,3 +623,76 @@ def closures_of_accumulated_batches(options):
                     optimizer.step(closure)
                     held.clear()
     return model
+
+
+class Wrapper:
+    """An optimizer of the user's own around one of torch, with parameter groups that are not as torch's."""
+
+    def __init__(self, inner, groups):
+        self.inner, self.groups = inner, groups
+
+    @property
+    def param_groups(self):
+        if self.groups is None:
+            raise RuntimeError("the groups are not known yet")
+        return self.groups
+
+    def step(self):
+        self.inner.step()
+
+    def zero_grad(self):
+        self.inner.zero_grad()
+
+
+@healthy()
+def wrappers_with_other_groups(options):
+    """Wrappers around an optimizer have groups without parameters, groups that are no mappings, or none yet."""
+    models = []
+    for groups in ([{"lr": 0.1}], {"all": {"lr": 0.1}}, [("lr", 0.1)], None):
+        model, loader = ddp(), sharded(16)
+        optimizer = Wrapper(sgd(model), groups)
+        with Countoff(optimizer=optimizer, **options) as countoff:
+            train(countoff, model, optimizer, loader)
+        models.append(model)
+    return models
+
+
+@healthy()
+def rates_that_are_no_numbers(options):
+    """The optimizer of the user's own has a rate for each output, a complex one, one beyond floats, and a function."""
+
+    class Own(torch.optim.SGD):
+        @torch.no_grad()
+        def step(self, closure=None):
+            for each in self.param_groups[0]["params"]:
+                each -= 0.1 * each.grad
+
+    model, loader = ddp(), sharded()
+    optimizer = Own(model.parameters(), lr=0.1)
+    optimizer.param_groups += [
+        {"params": [], "lr": rate, "initial_lr": rate}
+        for rate in (torch.tensor([0.1, 0.2]), torch.tensor(1j), 10**400, lambda step: 0.1)
+    ]
+    with Countoff(model=model, optimizer=optimizer, **options) as countoff:
+        return train(countoff, model, optimizer, loader), len(countoff.state_dict()) >= 0, model
+
+
+@healthy()
+def schedulers_that_cannot_tell(options):
+    """Schedulers of the user's own raise where they are asked for what they do not have."""
+
+    class Raising:
+        @property
+        def last_epoch(self):
+            raise RuntimeError("it has not begun")
+
+    class Forwarding:
+        def __getattr__(self, name):
+            return {}[name]
+
+    model, loader = ddp(), sharded()
+    optimizer, schedulers = sgd(model), [Raising(), Forwarding(), lambda step: 0.1]
+    with Countoff(optimizer=optimizer, scheduler=schedulers, **options) as countoff:
+        counts = train(countoff, model, optimizer, loader)
+        countoff.state_dict()
+    return counts, model

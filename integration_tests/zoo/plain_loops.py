@@ -1,10 +1,12 @@
 """Loops of plain PyTorch: the many ways in which a program takes batches out of a loader."""
 
 import itertools
+import json
 import time
 from collections import deque
 from functools import partial
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, TensorDataset
@@ -16,6 +18,7 @@ from integration_tests.zoo.parts import (
     agreed,
     ddp,
     epochs_of,
+    evaluate,
     loss_of,
     network,
     own_batches,
@@ -505,4 +508,34 @@ def optimizer_with_a_step_of_zero(options):
         train(countoff, model, optimizer, loader, 1)
         optimizer.param_groups[0]["lr"] = 0.1
         train(countoff, model, optimizer, loader, 1, start=1)
+    return model
+
+
+@healthy()
+def range_without_a_length(options):
+    """The loop counts its steps by a range that is longer than any length of Python, and breaks out of it."""
+    model, batches = ddp(), own_batches()
+    optimizer = sgd(model)
+    with Countoff(optimizer=optimizer, **options) as countoff:
+        for number in countoff.train(range(10**20)):
+            if number == len(batches):
+                break
+            train_on(model, optimizer, batches[number])
+    return model
+
+
+@healthy()
+def numbers_of_numpy(options):
+    """Epochs and positions are numbers of numpy, evaluations are named by numbers, and the state is kept as JSON."""
+    model, loader = ddp(), sharded()
+    optimizer = sgd(model)
+    with Countoff(optimizer=optimizer, **options) as countoff:
+        for epoch in np.arange(3):
+            loader.sampler.set_epoch(int(epoch))
+            batches = itertools.islice(loader, 2, None) if epoch == 0 else loader
+            for batch in countoff.train(batches, epoch=epoch, position=np.int64(2 if epoch == 0 else 0)):
+                train_on(model, optimizer, batch)
+                json.dumps(countoff.state_dict())
+            for number, evaluated in enumerate([loader, own_batches(3)]):
+                evaluate(model, countoff.eval(evaluated, number))
     return model

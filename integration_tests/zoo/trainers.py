@@ -5,12 +5,12 @@ from dataclasses import fields
 import numpy as np
 import torch
 from accelerate.state import AcceleratorState, GradientState
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler
 from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
 
 from countoff.transformers import Countoff
 from integration_tests import devices
-from integration_tests.zoo.parts import Bucketed, network, tensors
+from integration_tests.zoo.parts import Bucketed, Shares, network, tensors
 from integration_tests.zoo.registry import healthy
 
 
@@ -253,3 +253,77 @@ def own_training_step(options):
             return super().training_step(model, inputs, num_items_in_batch)
 
     return _train(options, made=Own)
+
+
+@healthy()
+def samplers_of_the_users_in_the_trainer(options):
+    """The samplers' classes do without the constructors of their base classes."""
+
+    class InOrder(SequentialSampler):
+        def __init__(self, samples):
+            self.samples = samples
+
+        def __iter__(self):
+            return iter(range(self.samples))
+
+        def __len__(self):
+            return self.samples
+
+    runs = []
+    for sampler in (InOrder(64), Shares(64)):
+
+        class Own(Trainer):
+            def _get_train_sampler(self, *_, chosen=sampler):
+                return chosen
+
+        runs.append(_train(options, made=Own))
+    return runs
+
+
+@healthy()
+def stream_that_raises_a_key_error(options):
+    """The streams look attributes up in a dictionary, and raise a KeyError for most that they do not have."""
+
+    class Keyed(Streamed):
+        def __getattr__(self, name):
+            if name.startswith("_") or name in ("set_epoch", "generator", "n_shards", "num_shards"):
+                raise AttributeError(name)
+            return {}[name]
+
+    keyed = {"train": Keyed(48), "evaluation": Keyed(24), "max_steps": 9}
+    return _train(options, **keyed, eval_strategy="steps", eval_steps=4)
+
+
+@healthy()
+def optimizer_and_scheduler_of_the_users(options):
+    """The optimizer holds itself as its optimizer; the scheduler has no functions, and raises where it is asked."""
+
+    class Own(torch.optim.SGD):
+        @property
+        def optimizer(self):
+            return self
+
+    class Schedule:
+        lr_lambdas = None
+
+        @property
+        def last_epoch(self):
+            raise RuntimeError("it does not count")
+
+        def __getattr__(self, name):
+            return {}[name]
+
+        def step(self):
+            pass
+
+        def get_last_lr(self):
+            return [0.1]
+
+        def state_dict(self):
+            return {}
+
+    class Made(Trainer):
+        def create_optimizer_and_scheduler(self, num_training_steps):
+            self.optimizer, self.lr_scheduler = Own(self.model.parameters(), lr=0.1), Schedule()
+
+    return _train(options, made=Made, save_strategy="epoch")

@@ -18,7 +18,7 @@ with needs("transformers", facade="countoff.transformers", install="'countoff[tr
     from transformers import TrainerCallback
     from transformers.trainer_callback import ExportableState
 from countoff._accelerate.loader_facts import evaluation_facts
-from countoff._accelerate.process import not_distributed, unwrapped
+from countoff._accelerate.process import not_distributed, unwrapped, unwrapped_scheduler
 from countoff._adapter.counted_loop import CountedLoop
 from countoff._adapter.evaluation_totals import EvaluationTotals
 from countoff._adapter.fit import Fit, OwnRank
@@ -166,7 +166,7 @@ class Countoff(Options, TrainerCallback, ExportableState):  # noqa: D101  # the 
             Totals(facts, dp_degree=world_size),
             steps_before=state.global_step,
             optimizers=lambda: [optimizer],
-            schedulers=lambda: [getattr(scheduler, "scheduler", scheduler)],
+            schedulers=lambda: [unwrapped_scheduler(scheduler)],
             models=Wrappers(lambda: [model]),
         )
         applied = unwrapped(optimizer)

@@ -5,6 +5,8 @@ What only the author of a data set or of a sampler can know stays unknown, becau
 
 from __future__ import annotations
 
+import contextlib
+import operator
 from typing import Any
 
 from accelerate.data_loader import BatchSamplerShard, DataLoaderDispatcher, IterableDatasetShard
@@ -15,6 +17,7 @@ from countoff._accelerate.loaders import source_of
 from countoff._adapter.torch_facts import reported_length
 from countoff.core import LoaderFacts
 from countoff.core.arithmetic.prepared_loader import PreparedFacts, prepared_pass
+from countoff.core.data.plain import attribute_of
 
 __all__ = ["evaluation_facts", "is_divided", "loader_facts"]
 
@@ -63,8 +66,8 @@ def is_divided(loader: Any, *, num_processes: int, process_index: int) -> bool:
         num_processes: Processes that read different data, at least 1.
         process_index: The index of this process among them, from 0.
     """
-    source = source_of(loader)
-    share = (getattr(source, "process_index", None), getattr(source, "num_processes", None))
+    source = source_of(loader)  # which may be a dataset of the user's own
+    share = (attribute_of(source, "process_index"), attribute_of(source, "num_processes"))
     return num_processes == 1 or isinstance(loader, DataLoaderDispatcher) or share == (process_index, num_processes)
 
 
@@ -81,9 +84,9 @@ def _prepared_facts(loader: Any, num_processes: int) -> PreparedFacts:
         batch_size=batch_size,
         num_processes=num_processes,
         drop_last=bool(loader._drop_last if dispatched else drop_last),
-        split_batches=bool(getattr(loader if dispatched else source, "split_batches", False)),
+        split_batches=bool(getattr(loader if dispatched else source if divided else None, "split_batches", False)),
         # A single process has an undivided loader, whose batches need not be made even.
-        even_batches=bool(getattr(source, "even_batches", divided)),
+        even_batches=divided and bool(getattr(source, "even_batches", True)),
         all_different=all_different,
         iterable=iterable,
         num_workers=loader.num_workers,
@@ -99,10 +102,12 @@ def _drawn(batch_sampler: Any) -> tuple[int | None, int | None, bool]:
     """Returns a batch sampler's samples per pass, samples per batch, and whether those samples are all different."""
     if not isinstance(batch_sampler, BatchSampler) or type(batch_sampler).__iter__ is not BatchSampler.__iter__:
         return None, None, False
-    sampler, batch_size = batch_sampler.sampler, batch_sampler.batch_size
-    if isinstance(sampler, DistributedSampler):  # already divided; Accelerate divides it again
-        return sampler.num_samples, batch_size, False
-    if isinstance(sampler, (SequentialSampler, RandomSampler)):
-        drawn_once = not getattr(sampler, "replacement", False) and len(sampler) <= len(sampler.data_source)
-        return len(sampler), batch_size, drawn_once
-    return None, batch_size, False
+    with contextlib.suppress(Exception):  # a sampler of the user's own may have no attribute of its base class
+        sampler, batch_size = batch_sampler.sampler, operator.index(batch_sampler.batch_size)  # numpy's, say
+        if isinstance(sampler, DistributedSampler):  # already divided; Accelerate divides it again
+            return operator.index(sampler.num_samples), batch_size, False
+        if isinstance(sampler, (SequentialSampler, RandomSampler)):
+            drawn_once = not getattr(sampler, "replacement", False) and len(sampler) <= len(sampler.data_source)
+            return len(sampler), batch_size, drawn_once
+        return None, batch_size, False
+    return None, None, False

@@ -116,7 +116,7 @@ def even_prepared(loader: Any, *, proven: bool = False) -> Even | None:
 def source_length(loader: Any) -> int | None:
     """Returns the batches of the loader from which this one was prepared; None if that is unknown."""
     source = source_of(loader)
-    undivided = getattr(source, "batch_sampler", source)  # a BatchSamplerShard takes every n-th batch of it
+    undivided = source.batch_sampler if isinstance(source, BatchSamplerShard) else source
     return None if isinstance(undivided, IterableDataset) else reported_length(undivided)
 
 

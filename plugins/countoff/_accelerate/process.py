@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Any
 
 from countoff.core import Verdict
 from countoff.core.checks.framework import NOT_DISTRIBUTED
+from countoff.core.data.plain import ABSENT, attribute_of
 
-__all__ = ["not_distributed", "unwrapped"]
+__all__ = ["not_distributed", "unwrapped", "unwrapped_scheduler"]
+
+_DEPTH = 32
 
 _RANKS = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
 """Where launchers tell a process its rank."""
@@ -42,6 +46,16 @@ def _launched_rank() -> str:
 
 def unwrapped(optimizer: Any) -> Any:
     """Returns the torch optimizer inside Accelerate's and DeepSpeed's wrappers."""
-    while hasattr(optimizer, "optimizer"):
-        optimizer = optimizer.optimizer
+    with contextlib.suppress(Exception):  # of a property of the user's own
+        for _ in range(_DEPTH):  # one of the user's may hold itself
+            inner = optimizer.optimizer
+            if not hasattr(inner, "param_groups"):  # as the name of an algorithm
+                break
+            optimizer = inner
     return optimizer
+
+
+def unwrapped_scheduler(scheduler: Any) -> Any:
+    """Returns the scheduler inside Accelerate's wrapper; any other scheduler as it is."""
+    inner = attribute_of(scheduler, "scheduler")
+    return scheduler if inner is ABSENT else inner

@@ -415,4 +415,4 @@ os.register_at_fork(after_in_child=_hook.renew_lock)
 
 def of_iterator(iterator: Any) -> Issue | None:
     """Returns what an iterator of torch's has been issued in its pass; None for any other iterator."""
-    return _hook.issues.get(id(iterator)) if isinstance(iterator, _BaseDataLoaderIter) else None
+    return _hook.issues.get(id(iterator)) if issubclass(type(iterator), _BaseDataLoaderIter) else None

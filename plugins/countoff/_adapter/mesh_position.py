@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from countoff.core.arithmetic.ranks import ORDERS, RankMap
+from countoff.core.data.plain import attribute_of
 
 __all__ = ["data_position", "dp_position", "loader_position", "mesh_of", "rank_map", "stage"]
 
@@ -113,8 +114,8 @@ def loader_position(loader: Any) -> tuple[int, int] | None:
     Args:
         loader: A torch DataLoader, or anything that is iterated.
     """
-    for sampler in (getattr(getattr(loader, "batch_sampler", None), "sampler", None), getattr(loader, "sampler", None)):
-        rank, replicas = getattr(sampler, "rank", None), getattr(sampler, "num_replicas", None)
+    for sampler in (attribute_of(attribute_of(loader, "batch_sampler"), "sampler"), attribute_of(loader, "sampler")):
+        rank, replicas = attribute_of(sampler, "rank"), attribute_of(sampler, "num_replicas")
         if isinstance(rank, int) and isinstance(replicas, int):
             return rank, replicas
     return None

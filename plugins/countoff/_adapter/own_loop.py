@@ -76,7 +76,7 @@ class OwnLoop(ABC):
             >>> [batch for batch in countoff.train(range(2))], countoff.guard.train_batches
             ([0, 1], 2)
         """
-        return Pass(self, loader, None, epoch, position)
+        return Pass(self, loader, None, None if epoch is None else int(epoch), int(position))  # numpy's, say
 
     def eval(self, loader: Iterable[Batch], name: str = "validation") -> Pass[Batch]:
         """Returns an iterator over one evaluation, which counts each batch as it hands it out.
@@ -88,7 +88,7 @@ class OwnLoop(ABC):
             loader: A DataLoader, or anything else that can be iterated.
             name: The evaluation's name, equal on all ranks.
         """
-        return Pass(self, loader, name, None, 0)
+        return Pass(self, loader, name if isinstance(name, str) else str(name), None, 0)
 
     def start(self) -> None:
         """Begins the fit before the first batch, to compare the ranks' plans earlier. Collective: every rank must.

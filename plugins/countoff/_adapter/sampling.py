@@ -139,7 +139,7 @@ def known_length(loader: Any) -> int | None:
     """
     kind = type(loader)
     if kind in (list, tuple, range):
-        return len(loader)
+        return reported_length(loader)  # none of a range that is endless for all purposes
     if not issubclass(kind, DataLoader) or not (of_library(kind.__len__) and of_library(kind.__iter__)):
         return None
     known = (*_SIZED, *_asking_of_libraries())

@@ -209,9 +209,24 @@ def _facts_of_data_loader(loader: DataLoader[Any]) -> dict[str, Any]:
     return facts
 
 
+def groups_of(optimizer: Any) -> list[dict[str, Any]]:
+    """Returns an optimizer's parameter groups; none of a wrapper of the user's whose groups are not as torch's."""
+    with contextlib.suppress(Exception):  # of a property of the user's own
+        return [
+            each for each in optimizer.param_groups if isinstance(each, dict) and type(each.get("params", [])) is list
+        ]
+    return []
+
+
+def parameters_in(optimizers: Iterable[Any]) -> set[int]:
+    """Returns the ids of the parameters of optimizers."""
+    groups = [group for optimizer in optimizers for group in groups_of(optimizer)]
+    return {id(each) for group in groups for each in group.get("params", ())}
+
+
 def learning_rates(optimizers: Iterable[Any]) -> list[float]:
     """Returns the learning rates of all parameter groups; not those on a device, where reading waits for the device."""
-    return _on_cpu([group.get("lr") for optimizer in optimizers for group in optimizer.param_groups])
+    return _on_cpu([group.get("lr") for optimizer in optimizers for group in groups_of(optimizer)])
 
 
 def schedule_positions(optimizers: Iterable[Any], schedulers: Iterable[Any]) -> tuple[list[float], list[int]]:
@@ -221,23 +236,25 @@ def schedule_positions(optimizers: Iterable[Any], schedulers: Iterable[Any]) -> 
         optimizers: The optimizers; torch keeps the base rate of a schedule in their parameter groups.
         schedulers: The schedulers that are known; those without torch's ``last_epoch`` are left out.
     """
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    groups = [group for optimizer in optimizers for group in groups_of(optimizer)]
     base = [group["initial_lr"] for group in groups if "initial_lr" in group]
     calls = [attribute_of(scheduler, "last_epoch") for scheduler in schedulers]
     return _on_cpu(base), [call for call in calls if isinstance(call, int)]
 
 
 def _on_cpu(rates: Sequence[Any]) -> list[float]:
-    """The rates that are numbers, or tensors in the CPU's memory."""
-    if all(isinstance(rate, Real) for rate in rates):
-        return [float(rate) for rate in rates]
-    plain = (torch.Tensor, torch.nn.Parameter)
+    """The rates that are numbers, or tensors of one number in the CPU's memory."""
+    found: list[float] = []
     with unobserved():
-        return [
-            float(rate)
-            for rate in rates
-            if isinstance(rate, Real) or (type(rate) in plain and rate.device.type == "cpu")
-        ]
+        for rate in rates:
+            number = rate
+            if type(rate) in (torch.Tensor, torch.nn.Parameter) and rate.device.type == "cpu":
+                number = rate.detach()  # torch may warn of a number that needs a gradient
+            elif not isinstance(rate, Real):
+                continue
+            with contextlib.suppress(ArithmeticError, RuntimeError, ValueError):  # as of a rate for each parameter
+                found.append(float(number))
+    return found
 
 
 def check_optimizers(optimizers: Iterable[Any]) -> None:
@@ -247,7 +264,11 @@ def check_optimizers(optimizers: Iterable[Any]) -> None:
         TypeError: If one has no parameter groups.
     """
     for optimizer in optimizers:
-        if not hasattr(optimizer, "param_groups"):
+        try:
+            has_groups = hasattr(optimizer, "param_groups")
+        except Exception:  # of a property of the user's own, which may have them later
+            has_groups = True
+        if not has_groups:
             kind = type(optimizer).__name__
             raise TypeError(
                 f"Countoff(optimizer=…) takes an optimizer of torch or a list of them, got a {kind} without "
@@ -273,10 +294,8 @@ class NamedOptimizers:
         if known is not None and known[0]() is optimizer:
             return known[1]
         named = self._named()
-        own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        groups = [group for each in named for group in getattr(each, "param_groups", ())]
-        shares = any(id(parameter) in own for group in groups for parameter in group["params"])
-        counts = shares or any(optimizer is each for each in named)
+        own = parameters_in([optimizer])
+        counts = any(optimizer is each for each in named) or not own.isdisjoint(parameters_in(named))
         self._known[id(optimizer)] = weakref.ref(optimizer), counts
         return counts
 

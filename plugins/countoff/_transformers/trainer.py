@@ -18,6 +18,7 @@ from countoff._accelerate.loaders import (
     same_source,
     skipped_batches,
 )
+from countoff._accelerate.process import unwrapped_scheduler
 from countoff._accelerate.streams import watch_stream
 from countoff._adapter import torch_facts
 from countoff._adapter.counted_loop import CountedLoop
@@ -25,6 +26,7 @@ from countoff._adapter.schedule_watch import Schedule
 from countoff._transformers.messages import why_equal_lengths
 from countoff.core import FitPlan, LoaderFacts, Settings, Verdict
 from countoff.core.checks.framework import WRONG_TOTAL
+from countoff.core.data.plain import attribute_of, items_of
 
 __all__ = [
     "named_evaluation",
@@ -147,11 +149,11 @@ def schedules(scheduler: Any, state: Any) -> Iterator[Schedule]:
     """
     if scheduler is None:
         return
-    scheduler = getattr(scheduler, "scheduler", scheduler)
+    scheduler = unwrapped_scheduler(scheduler)
     found = Schedule.of(scheduler, Fraction(1))
-    function = next(iter(getattr(scheduler, "lr_lambdas", ())), None)
-    made_for = getattr(function, "keywords", {}).get("num_training_steps")
-    if made_for == state.max_steps:  # as Trainer.create_scheduler makes it
+    function = next(iter(items_of(attribute_of(scheduler, "lr_lambdas")) or ()), None)
+    keywords = attribute_of(function, "keywords")
+    if type(keywords) is dict and keywords.get("num_training_steps") == state.max_steps:  # as create_scheduler makes it
         found.of_framework, found.name = True, "the Trainer's schedule (warmup_steps, warmup_ratio)"
     yield found
 

@@ -327,3 +327,20 @@ def optimizer_and_scheduler_of_the_users(options):
             self.optimizer, self.lr_scheduler = Own(self.model.parameters(), lr=0.1), Schedule()
 
     return _train(options, made=Made, save_strategy="epoch")
+
+
+@healthy()
+def logs_and_metrics_of_the_users(options):
+    """A subclass keeps pairs in the history of its logs, and the metrics of its evaluation by numbers."""
+
+    class Own(Trainer):
+        def log(self, logs, *_):
+            self.state.log_history.append((self.state.global_step, len(logs)))
+            self.control = self.callback_handler.on_log(self.args, self.state, self.control, logs)
+
+        def evaluate(self, *_, **__):
+            metrics = {0: 0.5, 1: 0.25}
+            self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+            return metrics
+
+    return _train(options, made=Own, logging_strategy="steps", logging_steps=2, eval_strategy="epoch")

@@ -109,8 +109,9 @@ def _log(method: Callable[..., Any], handler: Any, args: Any, state: Any, contro
     if not _OF_TRAINING.isdisjoint(logs or ()):
         for each in _followed:
             news |= each.news(handler)
-    if news and state.log_history and state.is_world_process_zero:
-        state.log_history[-1] |= news  # as it was handed to the reporters
+    last = state.log_history[-1] if news and state.log_history and state.is_world_process_zero else None
+    if isinstance(last, dict):  # a Trainer of the user's may keep other things there
+        last |= news  # as it was handed to the reporters
     return method(handler, args, state, control, {**logs, **news} if news else logs)
 
 

@@ -135,7 +135,8 @@ def named_evaluation(found: Mapping[str, float], metrics: Mapping[str, float]) -
         found: The metrics of countoff.
         metrics: What the Trainer has measured. It tells the name: ``eval_<name>_runtime``.
     """
-    prefix = next((name.removesuffix("_runtime") for name in metrics if name.endswith("_runtime")), "eval")
+    names = [name for name in metrics if isinstance(name, str)]  # a Trainer of the user's may have other keys
+    prefix = next((name.removesuffix("_runtime") for name in names if name.endswith("_runtime")), "eval")
     name = prefix.removeprefix("eval").removeprefix("_")
     return {f"{metric}/{name}" if name else metric: value for metric, value in found.items()}
 

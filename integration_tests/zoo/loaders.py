@@ -554,7 +554,7 @@ def sequence_in_order(options):
 def share_counted_by_numpy(options):
     """The program sets the number of samples of its sampler, which numpy has computed."""
     data = dataset(66)
-    sampler = DistributedSampler(data, shuffle=False)
+    sampler: Any = DistributedSampler(data, shuffle=False)
     sampler.num_samples = np.ceil(np.array(len(data)) / 2).astype(np.int64)
     return _fit(DataLoader(data, batch_size=4, sampler=sampler), options)
 
@@ -592,11 +592,11 @@ def iterator_without_a_class(options):
             raise RuntimeError(name)
 
         @property
-        def __class__(self):
+        def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
             raise RuntimeError("no class")
 
     class Loader(DataLoader):
-        def __iter__(self):
+        def __iter__(self) -> Any:
             return Bare(super().__iter__())
 
     data = dataset()

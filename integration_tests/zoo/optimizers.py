@@ -4,6 +4,7 @@ import contextlib
 import copy
 import math
 import time
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -650,7 +651,7 @@ def wrappers_with_other_groups(options):
     models = []
     for groups in ([{"lr": 0.1}], {"all": {"lr": 0.1}}, [("lr", 0.1)], None):
         model, loader = ddp(), sharded(16)
-        optimizer = Wrapper(sgd(model), groups)
+        optimizer: Any = Wrapper(sgd(model), groups)
         with Countoff(optimizer=optimizer, **options) as countoff:
             train(countoff, model, optimizer, loader)
         models.append(model)

@@ -5,6 +5,7 @@ import json
 import time
 from collections import deque
 from functools import partial
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -527,15 +528,15 @@ def range_without_a_length(options):
 @healthy()
 def numbers_of_numpy(options):
     """Epochs and positions are numbers of numpy, evaluations are named by numbers, and the state is kept as JSON."""
-    model, loader = ddp(), sharded()
+    model, loader, first = ddp(), sharded(), cast("Any", np.int64(2))
     optimizer = sgd(model)
     with Countoff(optimizer=optimizer, **options) as countoff:
         for epoch in np.arange(3):
             loader.sampler.set_epoch(int(epoch))
             batches = itertools.islice(loader, 2, None) if epoch == 0 else loader
-            for batch in countoff.train(batches, epoch=epoch, position=np.int64(2 if epoch == 0 else 0)):
+            for batch in countoff.train(batches, epoch=epoch, position=first * (epoch == 0)):
                 train_on(model, optimizer, batch)
                 json.dumps(countoff.state_dict())
             for number, evaluated in enumerate([loader, own_batches(3)]):
-                evaluate(model, countoff.eval(evaluated, number))
+                evaluate(model, countoff.eval(evaluated, cast("Any", number)))
     return model

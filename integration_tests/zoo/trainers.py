@@ -1,6 +1,7 @@
 """Training with the Trainer of transformers: odd arguments, datasets and callbacks."""
 
 from dataclasses import fields
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -273,8 +274,10 @@ def samplers_of_the_users_in_the_trainer(options):
     for sampler in (InOrder(64), Shares(64)):
 
         class Own(Trainer):
-            def _get_train_sampler(self, *_, chosen=sampler):
-                return chosen
+            chosen = sampler
+
+            def _get_train_sampler(self, *_: Any, **__: Any) -> Any:
+                return self.chosen
 
         runs.append(_train(options, made=Own))
     return runs
@@ -324,7 +327,7 @@ def optimizer_and_scheduler_of_the_users(options):
 
     class Made(Trainer):
         def create_optimizer_and_scheduler(self, num_training_steps):
-            self.optimizer, self.lr_scheduler = Own(self.model.parameters(), lr=0.1), Schedule()
+            self.optimizer, self.lr_scheduler = Own(cast("Any", self.model).parameters(), lr=0.1), Schedule()
 
     return _train(options, made=Made, save_strategy="epoch")
 
@@ -334,12 +337,13 @@ def logs_and_metrics_of_the_users(options):
     """A subclass keeps pairs in the history of its logs, and the metrics of its evaluation by numbers."""
 
     class Own(Trainer):
-        def log(self, logs, *_):
-            self.state.log_history.append((self.state.global_step, len(logs)))
+        def log(self, logs: Any, *_: Any, **__: Any) -> None:
+            history: list[Any] = self.state.log_history
+            history.append((self.state.global_step, len(logs)))
             self.control = self.callback_handler.on_log(self.args, self.state, self.control, logs)
 
-        def evaluate(self, *_, **__):
-            metrics = {0: 0.5, 1: 0.25}
+        def evaluate(self, *_: Any, **__: Any) -> Any:
+            metrics: Any = {0: 0.5, 1: 0.25}
             self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
             return metrics
 

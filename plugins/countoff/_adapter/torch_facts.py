@@ -176,8 +176,10 @@ def _count(value: Any, *, fraction: bool) -> Any:
     """
     if isinstance(value, Integral):
         return int(value)
-    if fraction or not isinstance(value, Real):
+    if not isinstance(value, Real):
         return value
+    if fraction:
+        return float(value)
     return math.ceil(value) if math.isfinite(value) else None
 
 

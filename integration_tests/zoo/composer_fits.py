@@ -309,7 +309,7 @@ def function_in_a_logger(options):
 
 
 @healthy()
-def part_of_an_evaluation(options):
+def part_counted_by_numpy(options):
     """How many batches are evaluated is a number of numpy's."""
     from integration_tests.composer_parts import share_loader
 

@@ -30,18 +30,24 @@ UNREADABLE = (
     "countoff's record in the checkpoint cannot be read (KeyError: 'version'). Where the run goes on is not compared."
 )
 
-USUAL = (
-    "in mid-epoch",
-    "at the last batch",
-    "at the last batch, plain loader",
-    "at the end of an epoch",
-    "after an epoch, stepped by epoch",
-    "in a validation",
-    "a schedule of Composer's",
-    "a data set with a state",
-    "streaming",
-    "autoresume",
-)
+USUAL = {
+    "lightning": (
+        "in mid-epoch",
+        "at the last batch",
+        "at the last batch, plain loader",
+        "at the end of an epoch",
+        "in a validation",
+    ),
+    "composer": (
+        "in mid-epoch",
+        "at the last batch",
+        "after an epoch, stepped by epoch",
+        "a schedule of Composer's",
+        "a data set with a state",
+        "streaming",
+        "autoresume",
+    ),
+}
 """The right resumes that are tried at each merge. The others are tried nightly, without the wrong ones."""
 how_usual = pytest.mark.parametrize(
     "usual", [True, pytest.param(False, marks=pytest.mark.nightly)], ids=["usual", "rare"]
@@ -64,10 +70,11 @@ def found(result: Any, names: Sequence[str]) -> dict[str, list[str]]:
 
 
 def chosen(
-    healthy: Mapping[str, Any], faulty: Mapping[str, tuple[Any, str]], usual: bool
+    framework: str, healthy: Mapping[str, Any], faulty: Mapping[str, tuple[Any, str]], usual: bool
 ) -> tuple[dict[str, Any], dict[str, tuple[Any, str]]]:
     """The usual resumes, right and wrong, or the rare right ones."""
-    right = {name: run for name, run in healthy.items() if (name in USUAL) == usual}
+    assert set(USUAL[framework]) <= healthy.keys()
+    right = {name: run for name, run in healthy.items() if (name in USUAL[framework]) == usual}
     return right, dict(faulty) if usual else {}
 
 
@@ -82,7 +89,7 @@ def assert_named(results: Any, healthy: Mapping[str, Any], faulty: Mapping[str, 
 
 @how_usual
 def test_lightning(run_ranks, tmp_path, usual):
-    """Lightning's resumes, right and wrong; the right ones once more from what the resumed run has written."""
+    """Lightning's resumes, right and wrong; two of the usual ones once more from what the resumed run has written."""
     from integration_tests import lightning_resumes as jobs
     from integration_tests.lightning_resumes import Resume
 
@@ -130,7 +137,7 @@ def test_lightning(run_ranks, tmp_path, usual):
         "another rate": (Resume(schedule="", rate=0.05), ANOTHER_RATE),
         "a broken record": (Resume(spoils=jobs.break_record), UNREADABLE),
     }
-    healthy, faulty = chosen(healthy, faulty, usual)
+    healthy, faulty = chosen("lightning", healthy, faulty, usual)
     runs, first, second = [*healthy.values(), *(each for each, _ in faulty.values())], tmp_path / "1", tmp_path / "2"
     run_ranks(jobs.write, 2, runs, str(first), deadline_seconds=200)
     checkpoint = torch.load(first / "0" / "step=3.ckpt", weights_only=True)
@@ -233,7 +240,7 @@ def test_transformers(run_ranks, tmp_path):
 @needs_composer
 @pytest.mark.usefixtures("one_streaming_job")
 def test_composer(run_ranks, tmp_path, usual):
-    """Composer's resumes, right and wrong; the right ones once more from what the resumed run has written."""
+    """Composer's resumes, right and wrong; two of the usual ones once more from what the resumed run has written."""
     from integration_tests import composer_resumes as jobs
     from integration_tests.composer_jobs import Job
     from integration_tests.composer_resumes import Resume
@@ -274,7 +281,7 @@ def test_composer(run_ranks, tmp_path, usual):
             ANOTHER_RATE,
         ),
     }
-    healthy, faulty = chosen(healthy, faulty, usual)
+    healthy, faulty = chosen("composer", healthy, faulty, usual)
     runs, first, second = [*healthy.values(), *(each for each, _ in faulty.values())], tmp_path / "1", tmp_path / "2"
     run_ranks(jobs.write, 2, runs, str(first), deadline_seconds=200)
     results = run_ranks(jobs.resume, 2, runs, str(first), str(second), deadline_seconds=200)

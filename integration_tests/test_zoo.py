@@ -16,9 +16,10 @@ def _assert_healthy(programs: Sequence[Program], directory: Path, modes: Sequenc
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_healthy_programs(family, tmp_path):
-    """countoff prints nothing in the programs of one family, and they end as without it.
+    """countoff prints nothing in the programs of one family, and they come to their end.
 
-    Those that share a launch come to their end. Others may end in their own way, so they run without countoff too.
+    Those that may end in a way of their own run without countoff too, and end alike. What programs compute is compared
+    by `test_the_whole_zoo`.
     """
     programs = [each for each in programs_of(family) if not each.nightly]
     if not programs:

@@ -119,6 +119,12 @@ def batch_sampler_of_the_users_in_the_trainer(options):
 
 
 @healthy()
+def arguments_of_numpy(options):
+    """The limit of steps and the batches of a step are numbers of numpy's."""
+    return _train(options, max_steps=cast("Any", np.int64(5)), gradient_accumulation_steps=cast("Any", np.int64(2)))
+
+
+@healthy()
 def evaluation_by_steps(options):
     """The model is evaluated every three steps, and before the first one."""
     return _train(options, eval_strategy="steps", eval_steps=3, eval_on_start=True)

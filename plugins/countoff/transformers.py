@@ -173,5 +173,5 @@ class Countoff(Options, TrainerCallback, ExportableState):  # noqa: D101  # the 
         loop = CountedLoop(fit, epoch=first_epoch(facts, args, state), steps_of=lambda each: each is applied)
         evaluated = functools.partial(evaluation_facts, num_processes=world_size, process_index=rank)
         loop.tell_evaluations(EvaluationTotals(evaluated, dp_degree=world_size, unnamed="evaluation"))
-        fit.watch_schedules(schedules(scheduler, state), steps=max(0, state.max_steps))
+        fit.watch_schedules(schedules(scheduler, state), steps=max(0, int(state.max_steps)))
         return loop

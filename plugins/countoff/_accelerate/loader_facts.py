@@ -14,7 +14,7 @@ from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, Seque
 from torch.utils.data.distributed import DistributedSampler
 
 from countoff._accelerate.loaders import source_of
-from countoff._adapter.torch_facts import reported_length
+from countoff._adapter.torch_facts import counted, reported_length
 from countoff.core import LoaderFacts
 from countoff.core.arithmetic.prepared_loader import PreparedFacts, prepared_pass
 from countoff.core.data.plain import attribute_of
@@ -42,7 +42,7 @@ def loader_facts(loader: Any, *, num_processes: int, process_index: int, **known
         "one_pass": prepared_pass(prepared, process_index=process_index),
         "partial_step": "applied",
     }
-    return LoaderFacts(**(facts | known))
+    return LoaderFacts(**counted(facts | known))
 
 
 def evaluation_facts(loader: Any, *, num_processes: int, process_index: int) -> LoaderFacts | None:

@@ -6,9 +6,10 @@ import contextlib
 import os
 from typing import Any
 
+from accelerate.scheduler import AcceleratedScheduler
+
 from countoff.core import Verdict
 from countoff.core.checks.framework import NOT_DISTRIBUTED
-from countoff.core.data.plain import ABSENT, attribute_of
 
 __all__ = ["not_distributed", "unwrapped", "unwrapped_scheduler"]
 
@@ -46,16 +47,15 @@ def _launched_rank() -> str:
 
 def unwrapped(optimizer: Any) -> Any:
     """Returns the torch optimizer inside Accelerate's and DeepSpeed's wrappers."""
+    innermost, inner = optimizer, optimizer
     with contextlib.suppress(Exception):  # of a property of the user's own
         for _ in range(_DEPTH):  # one of the user's may hold itself
-            inner = optimizer.optimizer
-            if not hasattr(inner, "param_groups"):  # as the name of an algorithm
-                break
-            optimizer = inner
-    return optimizer
+            inner = inner.optimizer
+            if hasattr(inner, "param_groups"):  # and is not the name of an algorithm
+                innermost = inner
+    return innermost
 
 
 def unwrapped_scheduler(scheduler: Any) -> Any:
     """Returns the scheduler inside Accelerate's wrapper; any other scheduler as it is."""
-    inner = attribute_of(scheduler, "scheduler")
-    return scheduler if inner is ABSENT else inner
+    return scheduler.scheduler if isinstance(scheduler, AcceleratedScheduler) else scheduler

@@ -18,7 +18,7 @@ from torch.compiler import is_compiling
 from torch.nn.parallel import DistributedDataParallel
 
 from countoff._adapter.forward_passes import Hook
-from countoff._adapter.torch_facts import groups_of, on_optimizer_step
+from countoff._adapter.torch_facts import on_optimizer_step, parameters_in
 from countoff._adapter.weight_hashes import PendingReplicas, is_ignored, modules_of, parameters_of
 from countoff.core.data.plain import bases_of
 
@@ -140,8 +140,7 @@ class _Steps:
             self._handle = module.register_forward_pre_hook(_Forward(self), prepend=True)
 
     def _is_stepped_by(self, optimizer: Any) -> bool:
-        trained = self._trained()
-        return any(each is trained for group in groups_of(optimizer) for each in group.get("params", ()))
+        return id(self._trained()) in parameters_in([optimizer])
 
 
 class _Backward(Hook):

@@ -6,7 +6,7 @@ import contextlib
 import math
 import platform
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from numbers import Integral, Real
 from typing import Any, TypeGuard
@@ -20,7 +20,7 @@ from torch.utils.data.distributed import DistributedSampler
 from countoff._adapter.class_swap import own_class
 from countoff._adapter.weakly import weakly
 from countoff.core import LoaderFacts
-from countoff.core.data.plain import attribute_of, attributes_of
+from countoff.core.data.plain import attribute_of, attributes_of, items_of
 from countoff.core.data.unobserved import unobserved
 from countoff.core.session.subgroup import Subgroup
 
@@ -108,10 +108,9 @@ def loader_facts(loader: Any, **known: Any) -> LoaderFacts:
         with contextlib.suppress(Exception):  # a sampler of the user's own may have no attribute of its base class
             facts |= _facts_of_data_loader(loader)
     facts |= known
-    facts |= {name: _count(facts[name], fraction=name == "limit_batches") for name in _NUMBERS if name in facts}
     if not _is_number(facts["batch_size"]):
         facts["batch_size"] = None
-    return LoaderFacts(**facts)
+    return LoaderFacts(**counted(facts))
 
 
 def shown_facts(loader: Any, length: int | None, **known: Any) -> LoaderFacts:
@@ -167,20 +166,25 @@ def has_library_methods(value: Any, names: Iterable[str], *packages: str) -> boo
     )
 
 
-def _count(value: Any, *, fraction: bool) -> Any:
-    """A number of things as an int: as a limit, a float acts as the next one. None for infinity; else what it gets.
+def counted(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns facts with numbers of Python's own, where they are numpy's or floats.
 
-    Args:
-        value: The number.
-        fraction: Whether a float is a part of something, and stays one.
+    A fraction stays a float, and what is no number stays as it is. Of other numbers, only a limit may be a float that
+    is not whole: it acts as the next number, and infinity as none.
     """
+    return {name: _counted(name, value) if name in _NUMBERS else value for name, value in facts.items()}
+
+
+def _counted(name: str, value: Any) -> Any:
     if isinstance(value, Integral):
         return int(value)
     if not isinstance(value, Real):
         return value
-    if fraction:
+    if name == "limit_batches":
         return float(value)
-    return math.ceil(value) if math.isfinite(value) else None
+    if name in ("max_epochs", "max_steps"):
+        return math.ceil(value) if math.isfinite(value) else None
+    return math.floor(value) if value % 1 == 0 else value
 
 
 def _is_number(batch_size: Any) -> bool:
@@ -214,16 +218,14 @@ def _facts_of_data_loader(loader: DataLoader[Any]) -> dict[str, Any]:
 def groups_of(optimizer: Any) -> list[dict[str, Any]]:
     """Returns an optimizer's parameter groups; none of a wrapper of the user's whose groups are not as torch's."""
     with contextlib.suppress(Exception):  # of a property of the user's own
-        return [
-            each for each in optimizer.param_groups if isinstance(each, dict) and type(each.get("params", [])) is list
-        ]
+        return [each for each in optimizer.param_groups if isinstance(each, dict)]
     return []
 
 
 def parameters_in(optimizers: Iterable[Any]) -> set[int]:
     """Returns the ids of the parameters of optimizers."""
     groups = [group for optimizer in optimizers for group in groups_of(optimizer)]
-    return {id(each) for group in groups for each in group.get("params", ())}
+    return {id(each) for group in groups for each in items_of(group.get("params")) or ()}
 
 
 def learning_rates(optimizers: Iterable[Any]) -> list[float]:
@@ -240,8 +242,14 @@ def schedule_positions(optimizers: Iterable[Any], schedulers: Iterable[Any]) -> 
     """
     groups = [group for optimizer in optimizers for group in groups_of(optimizer)]
     base = [group["initial_lr"] for group in groups if "initial_lr" in group]
-    calls = [attribute_of(scheduler, "last_epoch") for scheduler in schedulers]
+    calls = map(_calls_of, schedulers)
     return _on_cpu(base), [call for call in calls if isinstance(call, int)]
+
+
+def _calls_of(scheduler: Any) -> Any:
+    with contextlib.suppress(Exception):  # of a property of the user's own
+        return scheduler.last_epoch
+    return None
 
 
 def _on_cpu(rates: Sequence[Any]) -> list[float]:

@@ -231,16 +231,10 @@ def fingerprint_before_transfer(trainer: Any, fit: Fit) -> Callable[[], None]:
 
 
 def _shares_data_among(degree: int, strategy: Any) -> bool:
-    """Returns whether a strategy is known to share data among so many.
-
-    What a user's own strategy says of it is not asked for: Lightning may not ask either.
-    """
-    name = "distributed_sampler_kwargs"
-    if not hasattr(type(strategy), name):
-        return True
-    if not has_library_methods(strategy, [name], *_PACKAGES):
-        return False
-    return (getattr(strategy, name) or {}).get("num_replicas", degree) == degree
+    """Returns whether a strategy shares data among so many, as far as it says so; not where it cannot be asked."""
+    with contextlib.suppress(Exception):  # of a property of the user's own
+        return (getattr(strategy, "distributed_sampler_kwargs", None) or {}).get("num_replicas", degree) == degree
+    return False
 
 
 def after_teardown(trainer: Any, end: Callable[[], None]) -> MethodHook | None:

@@ -109,7 +109,8 @@ def _log(method: Callable[..., Any], handler: Any, args: Any, state: Any, contro
     if not _OF_TRAINING.isdisjoint(logs or ()):
         for each in _followed:
             news |= each.news(handler)
-    last = state.log_history[-1] if news and state.log_history and state.is_world_process_zero else None
+    history = state.log_history if news and state.is_world_process_zero else None
+    last = history[-1] if history and isinstance(history, list) else None
     if isinstance(last, dict):  # a Trainer of the user's may keep other things there
         last |= news  # as it was handed to the reporters
     return method(handler, args, state, control, {**logs, **news} if news else logs)

@@ -114,9 +114,9 @@ def plan_of(facts: LoaderFacts, args: Any, state: Any, settings: Settings) -> Fi
         batches_per_epoch=facts.reported_batches,
         why_equal_lengths=why_equal_lengths(settings.uneven_train),
         batch_size=args.per_device_train_batch_size,
-        gradient_accumulation_steps=args.gradient_accumulation_steps,
+        gradient_accumulation_steps=facts.gradient_accumulation_steps,
         max_epochs=facts.max_epochs,
-        max_steps=state.max_steps,  # its own, which it computes from the loader's length where there is no limit
+        max_steps=int(state.max_steps),  # its own, which it computes from the loader's length where there is no limit
         position=[int(state.epoch or 0), state.global_step],
         evaluation_intervals=_intervals(args, state),
     )

@@ -41,6 +41,8 @@ def found(batches: Sequence[str], optimizers: int = 1) -> str | None:
         (["p", "p", "p", "p1p1", "p1p1"] * 6, None),  # the same, with an optimizer that steps twice
         (["ppppp", "pppp1p1", "ppp1"] * 8, None),  # a last part that is stepped by itself
         ([*["pppp1"] * 23, "p1p1p1p1"], "cut batches"),
+        (["pppppppp1", "pppppppp1", "p1" * 8], "cut batches"),  # the last batch has more parts than there are batches
+        ([*["p1"] * 8, "p11", "p11"], "steps"),  # twice per batch at the end
         ([*["pp", "pp1"] * 11, "pp", "p1p1"], None),  # two parts show nothing
         (["1"] * 24, None),  # backward passes that nobody counts
     ],

@@ -114,5 +114,5 @@ def judge_steps(
     sentence = f"{epoch} had {count_of(steps, 'optimizer step')} in {counted}"
     return WRONG_TOTAL.found(
         f"{sentence}: gradient_accumulation_steps={accumulation} makes at most {most}.",
-        subject=CUT_BATCHES if batches < steps < 2 * batches else STEPS,
+        subject=CUT_BATCHES if batches < steps < passes else STEPS,
     )

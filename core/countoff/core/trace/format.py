@@ -13,7 +13,7 @@ from typing import NamedTuple
 INCIDENT_FILE = "incident.json"
 """What a verdict leaves behind, beside the files of ranks: the keys of the verdict file, and those below."""
 COUNTED, STACKS, ENVIRONMENT, WRITTEN_BY = "counted", "stacks", "environment", "written_by"
-"""Keys of the incident: the last counts of each rank, where the main threads of ranks were, and who has written it."""
+"""Keys of the incident: the last counts of each rank, where their main threads were, variables, who has written it."""
 FLIGHT_RECORDER_FILE = "nccl_trace_rank_{}"
 """What NCCL's flight recorder has dumped for a rank, under the name that torch's own tools expect."""
 TICK_SECONDS = 5.0

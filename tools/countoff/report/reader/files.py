@@ -86,6 +86,8 @@ class Reader:
         path = os.path.join(directory, INCIDENT_FILE)
         found = Record.parse(_start_of(path))
         if found is None:
+            if os.path.lexists(path):
+                self._trace.problems.append(f"{plain(path)}: it cannot be read")
             return None
         if why := formats.beyond(found.count("format"), formats.VERDICT_FILE):
             self._trace.problems.append(f"{plain(path)}: {why}")

@@ -18,9 +18,9 @@ from torch.compiler import is_compiling
 from torch.nn.parallel import DistributedDataParallel
 
 from countoff._adapter.forward_passes import Hook
-from countoff._adapter.torch_facts import on_optimizer_step, parameters_in
+from countoff._adapter.torch_facts import groups_of, on_optimizer_step
 from countoff._adapter.weight_hashes import PendingReplicas, is_ignored, modules_of, parameters_of
-from countoff.core.data.plain import bases_of
+from countoff.core.data.plain import bases_of, items_of
 
 if TYPE_CHECKING:
     from countoff._adapter.fit import Fit
@@ -140,7 +140,8 @@ class _Steps:
             self._handle = module.register_forward_pre_hook(_Forward(self), prepend=True)
 
     def _is_stepped_by(self, optimizer: Any) -> bool:
-        return id(self._trained()) in parameters_in([optimizer])
+        trained = self._trained()  # in general, among the first
+        return any(each is trained for group in groups_of(optimizer) for each in items_of(group.get("params")) or ())
 
 
 class _Backward(Hook):

@@ -15,7 +15,6 @@ from typing import Any
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from countoff._adapter.torch_facts import parameters_in
 from countoff._adapter.weight_hashes import is_ignored, modules_of, parameters_of, synchronises_in_its_own_way
 from countoff.core.data.plain import bases_of
 
@@ -35,7 +34,9 @@ def holders(models: Iterable[Any], optimizers: Iterable[Any]) -> tuple[int, ...]
         known: dict[int, frozenset[int]] = {}
         for model in models:
             known |= _of_model(model)
-        found = [known.get(parameter, frozenset[int]()) for parameter in parameters_in(optimizers)]
+        # Not `parameters_in`, which leaves out a group that is not as torch's: that group would prove nothing.
+        changed = [each for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]]
+        found = [known.get(id(parameter), frozenset[int]()) for parameter in changed]
         return tuple(sorted(frozenset.intersection(*found))) if found else ()
     return ()
 
